@@ -1,0 +1,63 @@
+"""The shared vocabulary: frozen dataclasses and struct-of-arrays tables. Rooms meet only through these."""
+
+from servewise.types.deployment import Deployment, KvPrecision, Parallelism, Precision, Router, VllmParams
+from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
+from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
+from servewise.types.perf import MemoryReport, StepModel, StepTable
+from servewise.types.plan import (
+    Budget,
+    Candidate,
+    CandidateStatus,
+    Cost,
+    Effort,
+    LoadPoint,
+    Plan,
+    PrecisionChoice,
+    Search,
+)
+from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
+from servewise.types.provenance import Kind, Provenance
+from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
+
+__all__ = [
+    "AttentionKind",
+    "Budget",
+    "Candidate",
+    "CandidateStatus",
+    "Cost",
+    "Deployment",
+    "Effort",
+    "Estimate",
+    "GpuOffer",
+    "GpuSpec",
+    "ItlSegments",
+    "Kind",
+    "KvPrecision",
+    "LoadPoint",
+    "MaxTokensKind",
+    "MemoryReport",
+    "Metric",
+    "ModelSpec",
+    "MoeSpec",
+    "Parallelism",
+    "PercentileLimit",
+    "Plan",
+    "Precision",
+    "PrecisionChoice",
+    "PrefixBlocks",
+    "PriceKind",
+    "Promise",
+    "Provenance",
+    "RequestLog",
+    "RequestStatus",
+    "Router",
+    "Search",
+    "StepModel",
+    "StepTable",
+    "Summary",
+    "Timeline",
+    "VllmParams",
+    "WeightPrecision",
+    "Workload",
+]

@@ -1,0 +1,211 @@
+"""The question (a service) and the answer (a plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from servewise.types.deployment import Deployment, Precision, Router
+from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.model import ModelSpec
+from servewise.types.perf import MemoryReport
+from servewise.types.promise import Promise, Summary
+from servewise.types.workload import Workload
+
+__all__ = [
+    "Budget",
+    "Candidate",
+    "CandidateStatus",
+    "Cost",
+    "Effort",
+    "LoadPoint",
+    "Plan",
+    "PrecisionChoice",
+    "Search",
+]
+
+Effort = Literal["low", "medium", "high"]
+CandidateStatus = Literal["kept", "broken", "infeasible", "dominated", "same_schedule"]
+"""``kept``: keeps the promise. ``broken``: no fleet within the budget keeps it. ``infeasible``: cannot run at
+all, or filtered. ``dominated``: proven no better than a kept one without simulating. ``same_schedule``: proven
+to behave exactly like another candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Upper limits of the fleet; None means no limit."""
+
+    max_gpus: int | None = None
+    usd_per_h: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionChoice:
+    """A precision the quality floor lets through, with what it is expected to keep.
+
+    ``recovery_pct`` is the (low, typical, high) share of the bf16 score kept; None when nothing is known.
+    """
+
+    precision: Precision
+    recovery_pct: tuple[float, float, float] | None
+    at_risk: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Everything the search needs, resolved: no names, no files.
+
+    Parameters
+    ----------
+    workload : Workload
+    models : tuple of ModelSpec
+    precisions : mapping of str to tuple of PrecisionChoice
+        By model name, those the quality floor lets through.
+    gpus : tuple of GpuSpec
+    offers : mapping of str to tuple of GpuOffer
+        By GPU name, of the chosen price kind.
+    engines : tuple of (engine, version)
+    promise : Promise
+    budget : Budget
+    max_effort : Effort
+    router : Router
+    price_kind : PriceKind
+    """
+
+    workload: Workload
+    models: tuple[ModelSpec, ...]
+    precisions: Mapping[str, tuple[PrecisionChoice, ...]]
+    gpus: tuple[GpuSpec, ...]
+    offers: Mapping[str, tuple[GpuOffer, ...]]
+    engines: tuple[tuple[str, str], ...]
+    promise: Promise
+    budget: Budget
+    max_effort: Effort = "medium"
+    router: Router = "round_robin"
+    price_kind: PriceKind = "on_demand"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Dollars of a fleet under a load.
+
+    Parameters
+    ----------
+    usd_per_h : float
+        Of the rented nodes.
+    usd_per_month : float
+        730 h of it.
+    nodes : tuple of (num_gpus, count)
+        What is rented.
+    num_gpus_rented : int
+        May exceed what the replicas use.
+    usd_per_mtok_output_at_load, usd_per_mtok_total_at_load : float
+        Per million tokens of goodput under the workload.
+    usd_per_mtok_output_at_capacity, usd_per_mtok_total_at_capacity : float
+        The same at the highest load the fleet keeps the promise at; NaN until that was searched.
+    price_date : str
+    price_source : str
+    """
+
+    usd_per_h: float
+    usd_per_month: float
+    nodes: tuple[tuple[int, int], ...]
+    num_gpus_rented: int
+    usd_per_mtok_output_at_load: float
+    usd_per_mtok_total_at_load: float
+    usd_per_mtok_output_at_capacity: float
+    usd_per_mtok_total_at_capacity: float
+    price_date: str
+    price_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPoint:
+    """One point of the load-goodput curve of a fixed fleet: the workload with its arrivals sped up by ``scale``."""
+
+    scale: float
+    offered_rps: float
+    attainment: float
+    promise_kept: bool
+    goodput_tokens_per_s: float
+    throughput_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One replica shape and, when it can keep the promise, the fleet that does.
+
+    Parameters
+    ----------
+    index : int
+        Position in the enumeration, stable for one search.
+    deployment : Deployment
+        ``num_replicas`` is the smallest fleet that keeps the promise (with N-1 failing and N+1 keeping it), or
+        the largest one tried.
+    status : CandidateStatus
+    reason : str
+        Why it was not kept, e.g. ``weights 131.4 GiB > 72.9 GiB usable`` or ``saturated: ...``; empty when kept.
+    memory : MemoryReport or None
+    summary : Summary or None
+        Of the fleet, when it was simulated.
+    cost : Cost or None
+    latency_s : float
+        E2E at the promised attainment percentile, the frontier's second axis; NaN when not simulated.
+    quality_recovery_pct : (low, typical, high) or None
+    on_frontier : bool
+    limited_by : str
+        What the fleet runs out of first: ``compute``, ``memory bandwidth``, ``KV memory``, ``overhead`` or the
+        broken part of the promise, in words.
+    load_curve : tuple of LoadPoint
+        For the winner and the frontier.
+    warnings : tuple of str
+    """
+
+    index: int
+    deployment: Deployment
+    status: CandidateStatus
+    reason: str
+    memory: MemoryReport | None = None
+    summary: Summary | None = None
+    cost: Cost | None = None
+    latency_s: float = float("nan")
+    quality_recovery_pct: tuple[float, float, float] | None = None
+    on_frontier: bool = False
+    limited_by: str = ""
+    load_curve: tuple[LoadPoint, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The answer.
+
+    Parameters
+    ----------
+    candidates : tuple of Candidate
+        In order of enumeration.
+    winner : int or None
+        Index of the cheapest candidate that keeps the promise; None when none does.
+    ranking : tuple of int
+        Kept candidates, cheapest first (ties: lower latency, fewer GPUs, lower index).
+    frontier : tuple of int
+        Pareto-optimal in ($ per Mtok output at load, latency), cheapest first.
+    nearest : int or None
+        Without a winner: the candidate that came nearest to the promise.
+    pruned_by_reason : mapping of str to int
+    num_simulated, num_simulated_requests : int
+        Candidates simulated at least once; requests simulated in all runs.
+    wall_s : float [s]
+    """
+
+    candidates: tuple[Candidate, ...]
+    winner: int | None
+    ranking: tuple[int, ...]
+    frontier: tuple[int, ...]
+    nearest: int | None
+    pruned_by_reason: Mapping[str, int]
+    num_simulated: int
+    num_simulated_requests: int
+    wall_s: float
