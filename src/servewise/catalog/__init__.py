@@ -1,0 +1,26 @@
+"""Models, GPUs, prices, which precision runs where: data with sources, and the reader of ``config.json``."""
+
+from servewise.catalog.config_json import SUPPORTED_ARCHITECTURES, read_config_json
+from servewise.catalog.facts import Fact, read_facts
+from servewise.catalog.gpus import get_gpu, list_gpus
+from servewise.catalog.models import get_model, list_models
+from servewise.catalog.params import ParamCounts, param_counts
+from servewise.catalog.precisions import supported_precisions
+from servewise.catalog.prices import all_offers, offers, offers_from_rows
+
+__all__ = [
+    "SUPPORTED_ARCHITECTURES",
+    "Fact",
+    "ParamCounts",
+    "all_offers",
+    "get_gpu",
+    "get_model",
+    "list_gpus",
+    "list_models",
+    "offers",
+    "offers_from_rows",
+    "param_counts",
+    "read_config_json",
+    "read_facts",
+    "supported_precisions",
+]

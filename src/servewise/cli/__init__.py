@@ -1,0 +1,5 @@
+"""The command line: parse, print, exit codes."""
+
+from servewise.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,23 @@
+"""The one definition of every metric: what a request experienced, what a run reduces to, how sure that is.
+
+``docs/glossary.md`` has the definitions in words; simulated and measured logs go through the same functions.
+"""
+
+from servewise.metrics.check import broken
+from servewise.metrics.itl import itl_percentiles
+from servewise.metrics.latency import attainment, count_good, e2e_s, good, tpot_s, ttft_s, ttft_sent_s
+from servewise.metrics.summary import PERCENTILES, summarize
+
+__all__ = [
+    "PERCENTILES",
+    "attainment",
+    "broken",
+    "count_good",
+    "e2e_s",
+    "good",
+    "itl_percentiles",
+    "summarize",
+    "tpot_s",
+    "ttft_s",
+    "ttft_sent_s",
+]

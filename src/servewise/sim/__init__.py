@@ -1,0 +1,6 @@
+"""Simulation of a deployment on a workload."""
+
+from servewise.sim.pack import Packed, pack_requests
+from servewise.sim.run import Outcome, run, simulate, to_log
+
+__all__ = ["Outcome", "Packed", "pack_requests", "run", "simulate", "to_log"]

@@ -1,0 +1,25 @@
+"""What is kept on disk: run folders, plans, request logs. Versioned, atomic, never overwritten."""
+
+from servewise.store.files import new_run_dir, write_json, write_text_atomic
+from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
+from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
+from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
+from servewise.store.table import csv_text
+
+__all__ = [
+    "LOG_SCHEMA",
+    "PLAN_SCHEMA",
+    "PlanMeta",
+    "WorkloadMeta",
+    "csv_text",
+    "log_to_csv",
+    "new_run_dir",
+    "plan_from_json",
+    "plan_json_schema",
+    "plan_meta",
+    "plan_to_json",
+    "read_log",
+    "write_json",
+    "write_log",
+    "write_text_atomic",
+]

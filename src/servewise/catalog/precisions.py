@@ -1,0 +1,61 @@
+"""Which precision runs on which GPU under which engine."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from servewise.catalog.facts import read_facts
+from servewise.errors import CatalogError, UnknownNameError
+from servewise.types import GpuSpec, KvPrecision, Precision, WeightPrecision
+
+__all__ = ["supported_precisions"]
+
+PRECISIONS = "catalog/precisions.csv"
+SUPPORT = ("native", "weight_only", "none")
+"""``weight_only``: stored in the precision, computed in bf16: it saves memory and bandwidth, no compute."""
+
+
+def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision, ...]:
+    """Precisions that an engine runs on a GPU.
+
+    Parameters
+    ----------
+    gpu : GpuSpec
+    engine : str
+
+    Returns
+    -------
+    tuple of Precision
+        Every supported precision of weights with every supported one of the KV cache, bf16 first. Whether a
+        model can be had in it is another question (see ``quality``).
+
+    Raises
+    ------
+    UnknownNameError
+        When nothing is known about the engine.
+    CatalogError
+        When the table does not know the GPU's architecture.
+
+    Sources
+    -------
+    ``data/catalog/precisions.csv``: the support matrix and pages of vLLM's documentation, a source a value.
+    """
+    table = read_facts(PRECISIONS)
+    engines = {field.split(".", 1)[0] for fields in table.values() for field in fields}
+    if engine not in engines:
+        raise UnknownNameError("engine", engine, engines)
+    if gpu.architecture not in table:
+        raise CatalogError(f"{PRECISIONS}: nothing about architecture {gpu.architecture!r} of {gpu.name}")
+    facts = table[gpu.architecture]
+
+    def supported(part: str, name: str) -> bool:
+        field = f"{engine}.{part}.{name}"
+        if field not in facts or facts[field].value not in SUPPORT:
+            raise CatalogError(
+                f"{PRECISIONS}: {gpu.architecture} {field} must be one of {', '.join(SUPPORT)}"
+            )
+        return facts[field].value != "none"
+
+    weights = [w for w in get_args(WeightPrecision) if supported("weights", w)]
+    kvs = [k for k in get_args(KvPrecision) if supported("kv", k)]
+    return tuple(Precision(weights=w, kv=k) for w in weights for k in kvs)

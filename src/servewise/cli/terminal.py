@@ -1,0 +1,102 @@
+"""What the commands print: results on stdout, diagnostics and progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["diagnose", "progress", "show", "show_json", "show_rows"]
+
+PLAIN_COLUMNS: Final = 100
+MIN_COLUMNS: Final = 80
+
+
+def diagnose(kind: str, message: str) -> None:
+    """Print one line about the run on stderr, e.g. ``error: ...``; control characters are shown as text."""
+    from servewise.report import visible
+
+    click.echo(f"{kind}: {visible(' '.join(message.split()))}", err=True)
+
+
+def show(renderable: RenderableType) -> None:
+    """Print a result on stdout: as wide as the terminal; 100 columns, without styles, when it is none."""
+    from rich.console import Console
+
+    is_terminal = sys.stdout.isatty()
+    columns = max(MIN_COLUMNS, shutil.get_terminal_size().columns) if is_terminal else PLAIN_COLUMNS
+    text = io.StringIO()
+    console = Console(
+        file=text,
+        force_terminal=is_terminal,
+        width=columns,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
+    console.print(renderable)
+    lines = text.getvalue().splitlines()
+    click.echo("\n".join(lines if is_terminal else [line.rstrip() for line in lines]))
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON document on stdout."""
+    click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows with the same keys as a table; the keys are the head."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from servewise.report import visible
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False, pad_edge=False)
+    for name in rows[0] if rows else ():
+        table.add_column(Text(name), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row.values()))
+    show(table)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show progress on stderr while the block runs; nothing when stderr is not a terminal.
+
+    Yields
+    ------
+    callable
+        ``(stage, done, total)``; a total of 0 means unknown.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _stage, _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total or None)
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield report

@@ -1,0 +1,171 @@
+"""A service: the question that a plan answers, as the user asked it (names not yet resolved)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from servewise.config.check import validate
+from servewise.config.document import Document, Location, read_document
+from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSection
+from servewise.config.traffic import traffic_source
+from servewise.errors import InputError, UnknownNameError
+from servewise.traffic import TrafficSource
+from servewise.types import Budget, Effort, Metric, PercentileLimit, PriceKind, Promise, Router
+
+__all__ = ["Service", "load_service"]
+
+SIMULATED_ENGINES: Final = ("vllm",)
+KNOWN_ENGINES: Final = (*SIMULATED_ENGINES, "sglang", "tensorrt-llm", "tgi", "ollama")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a service file asks for.
+
+    Parameters
+    ----------
+    name : str
+        The file's stem when it names none.
+    path : Path
+        The service file.
+    models : tuple of str
+        Catalog names, hub ids or paths to a ``config.json`` (made relative to the file's folder).
+    traffic : TrafficSource
+    promise : Promise
+    min_recovery_pct : float [%]
+        Least share of the bf16 score that a precision must keep.
+    max_effort : Effort
+    router : Router
+    price_kind : PriceKind
+    hardware : tuple of str
+        GPU names as written.
+    engines : tuple of str
+        Those that can be simulated.
+    skipped_engines : tuple of str
+        Those the file lists and that cannot be simulated yet.
+    budget : Budget
+    prices_path : Path or None
+        File with the user's own prices.
+    """
+
+    name: str
+    path: Path
+    models: tuple[str, ...]
+    traffic: TrafficSource
+    promise: Promise
+    min_recovery_pct: float
+    max_effort: Effort
+    router: Router
+    price_kind: PriceKind
+    hardware: tuple[str, ...]
+    engines: tuple[str, ...]
+    skipped_engines: tuple[str, ...]
+    budget: Budget
+    prices_path: Path | None
+
+
+def load_service(path: Path | str) -> Service:
+    """Read a service file.
+
+    Parameters
+    ----------
+    path : Path or str
+        A YAML file as ``docs/service-file.md`` describes it.
+
+    Returns
+    -------
+    Service
+
+    Raises
+    ------
+    InputError
+        With file, line, key and what is allowed.
+    """
+    document = read_document(Path(path))
+    section = validate(document, ServiceSection)
+    engines, skipped = _engines(document, section.engines)
+    return Service(
+        name=section.name or document.path.stem,
+        path=document.path,
+        models=tuple(_model(document, i, model) for i, model in enumerate(section.model)),
+        traffic=traffic_source(document, section.traffic),
+        promise=_promise(document, section.promise),
+        min_recovery_pct=section.quality.min_recovery_pct,
+        max_effort=section.operations.max_effort,
+        router=section.operations.router,
+        price_kind=section.operations.price_kind,
+        hardware=tuple(section.hardware),
+        engines=engines,
+        skipped_engines=skipped,
+        budget=Budget(max_gpus=section.budget.max_gpus, usd_per_h=section.budget.usd_per_h),
+        prices_path=None if section.prices is None else document.existing_file(("prices",), section.prices),
+    )
+
+
+def _model(document: Document, index: int, model: str) -> str:
+    if model.endswith(".json"):
+        location: Location = ("model", index) if isinstance(document.values["model"], list) else ("model",)
+        return str(document.existing_file(location, model))
+    return model
+
+
+def _engines(document: Document, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    for name in names:
+        if name not in KNOWN_ENGINES:
+            unknown = UnknownNameError("engine", name, KNOWN_ENGINES)
+            raise document.error(("engines",), str(unknown)) from unknown
+    simulated = tuple(n for n in names if n in SIMULATED_ENGINES)
+    if not simulated:
+        raise document.error(
+            ("engines",),
+            f"none of {', '.join(names)} can be simulated yet; list {', '.join(SIMULATED_ENGINES)}",
+        )
+    return simulated, tuple(n for n in names if n not in SIMULATED_ENGINES)
+
+
+def _promise(document: Document, section: PromiseSection) -> Promise:
+    joint = [limit for limit in (section.ttft_s, section.tpot_s, section.e2e_s) if limit is not None]
+    percentiles = tuple(
+        _percentile(document, key, limit) for key, limit in (section.__pydantic_extra__ or {}).items()
+    )
+    if section.attainment is not None and not joint:
+        raise document.error(
+            ("promise", "attainment"),
+            "a share of requests needs limits to meet; give ttft_s, tpot_s or e2e_s",
+        )
+    if section.objective == "throughput" and (joint or percentiles):
+        raise document.error(
+            ("promise", "objective"),
+            "throughput promises no latency; remove it, or remove the latency limits (deadline_s may stay)",
+        )
+    if not (joint or percentiles or section.deadline_s or section.objective):
+        raise document.error(
+            ("promise",),
+            "promises nothing; give ttft_s, tpot_s, e2e_s, a percentile such as ttft_p99_s, deadline_s,"
+            " or 'objective: throughput' for work that nobody waits for",
+        )
+    return Promise(
+        ttft_s=section.ttft_s,
+        tpot_s=section.tpot_s,
+        e2e_s=section.e2e_s,
+        attainment=0.99 if section.attainment is None else section.attainment,
+        percentiles=percentiles,
+        deadline_s=section.deadline_s,
+    )
+
+
+_METRICS: Final[dict[str, Metric]] = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2e", "itl": "itl"}
+
+
+def _percentile(document: Document, key: str, limit_s: float) -> PercentileLimit:
+    match = PERCENTILE_KEY.fullmatch(key)
+    if match is None:
+        raise InputError(f"{document.path}: promise.{key} is not a percentile such as ttft_p99_s")
+    percentile = float(match[2])
+    if percentile == 0:
+        raise document.error(
+            ("promise", key), "a percentile of 0 promises nothing; it must be above 0, below 100"
+        )
+    return PercentileLimit(metric=_METRICS[match[1]], percentile=percentile, limit_s=limit_s)

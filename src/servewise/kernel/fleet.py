@@ -1,0 +1,211 @@
+"""A fleet: equal replicas behind a router."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from servewise.kernel import layout as lo
+from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times
+from servewise.kernel.vllm import advance
+
+__all__ = ["LEAST_REQUESTS", "MAX_PREFIX_AWARE_REPLICAS", "PREFIX_AWARE", "ROUND_ROBIN", "run_fleet"]
+
+ROUND_ROBIN = 0
+LEAST_REQUESTS = 1
+PREFIX_AWARE = 2
+
+MAX_PREFIX_AWARE_REPLICAS = 62
+"""The prefix-aware router keeps its replicas as bits of one integer."""
+
+PREFIX_AWARE_SLACK_REQUESTS = 8
+"""The prefix-aware router leaves a replica alone that has so many more requests than the least loaded one."""
+
+INFINITY = float("inf")
+
+
+@njit(cache=True, nogil=True)
+def _replica(fleet: Replica, i: int) -> Replica:
+    return Replica(
+        fleet.ints[i],
+        fleet.floats[i],
+        fleet.queue[i],
+        fleet.ring[i],
+        fleet.phase[i],
+        fleet.running[i],
+        fleet.preempted[i],
+        fleet.pending[i],
+        fleet.prefilled[i],
+        fleet.finish_times[i],
+        fleet.next_same,
+        fleet.finish_step,
+        fleet.generated,
+        fleet.state,
+        fleet.position,
+        fleet.last_emit,
+    )
+
+
+@njit(cache=True, nogil=True)
+def _prefix(px: Prefix, i: int) -> Prefix:
+    return Prefix(
+        px.offsets,
+        px.nodes,
+        px.span_shift,
+        px.num_shared,
+        px.names_output,
+        px.node_ends[i],
+        px.extents[i],
+        px.entries[i],
+        px.counters[i],
+        px.users,
+    )
+
+
+@njit(cache=True, nogil=True)
+def _recorder(rec: Recorder, i: int) -> Recorder:
+    return Recorder(rec.gaps[i], rec.samples[i], rec.counts[i], rec.sample_every)
+
+
+@njit(cache=True, nogil=True)
+def _earliest_finish(rep: Replica, times: Times) -> float:
+    """A time before which no request of the replica can finish, if no other request comes."""
+    ints = rep.ints
+    if ints[lo.PARTIAL] >= 0 or ints[lo.NUM_PREEMPTED_WAITING] > 0 or ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END]:
+        return rep.floats[lo.NOW]
+    rows = ints[lo.ROWS] - ints[lo.NUM_WASTED]
+    if rows == 0:
+        return INFINITY
+    steps = ints[lo.NEXT_FINISH] - ints[lo.STEP]
+    return rep.floats[lo.NOW] + steps * times.decode_fixed[rows]
+
+
+@njit(cache=True, nogil=True)
+def _choose(
+    in_flight: object, allowed: int, pointer: int, num_replicas: int
+) -> int:
+    """Replica with the fewest requests among those allowed (bits; -1: all), the first from ``pointer`` on."""
+    best = -1
+    for j in range(num_replicas):
+        i = pointer + j
+        if i >= num_replicas:
+            i -= num_replicas
+        if allowed >= 0 and (allowed >> i) & 1 == 0:
+            continue
+        if best < 0 or in_flight[i] < in_flight[best]:
+            best = i
+    return best
+
+
+@njit(cache=True, nogil=True)
+def _best_prefix(px: Prefix, seen: object, prompt_nodes: int, r: int, in_flight: object, num_replicas: int) -> int:
+    """Bits of the replicas that were sent the longest part of a prompt, among those that are not overloaded."""
+    fewest = in_flight[0]
+    for i in range(1, num_replicas):
+        fewest = min(fewest, in_flight[i])
+    best = 0
+    for i in range(num_replicas):
+        if in_flight[i] <= fewest + PREFIX_AWARE_SLACK_REQUESTS:
+            best |= 1 << i
+    for j in range(px.offsets[r], px.offsets[r] + prompt_nodes):
+        longer = best & seen[px.nodes[j]]
+        if longer == 0:
+            break
+        best = longer
+    return best
+
+
+@njit(cache=True, nogil=True)
+def run_fleet(
+    fleet: Replica,
+    req: Requests,
+    out: Outputs,
+    times: Times,
+    eng: Engine,
+    lim: Limits,
+    px: Prefix,
+    rec: Recorder,
+    router: int,
+    replica_of: object,
+    in_flight: object,
+    seen: object,
+    prompt_nodes: object,
+) -> int:
+    """Simulate all requests; returns a status of ``layout``.
+
+    Parameters
+    ----------
+    fleet, req, out, times, eng, lim, px, rec
+        See ``layout``; arrays of ``fleet``, ``px`` and ``rec`` have the replica as their first axis.
+    router : int
+    replica_of : int32 array, shape (num_requests,)
+        Written: where each request was sent.
+    in_flight : int64 array, shape (num_replicas,)
+        Scratch of zeros.
+    seen : int64 array, shape (num_shared,)
+        Scratch of zeros: the replicas, as bits, that the prefix-aware router sent a node to.
+    prompt_nodes : int64 array, shape (num_requests,)
+        Nodes of each request that lie within its prompt.
+    """
+    num_replicas = len(fleet.ints)
+    num_requests = len(req.arrival)
+    bad = 0
+    if router == ROUND_ROBIN:
+        for i in range(num_replicas):
+            rep = _replica(fleet, i)
+            count = 0
+            for r in range(i, num_requests, num_replicas):
+                rep.queue[count] = r
+                replica_of[r] = i
+                count += 1
+            rep.ints[lo.QUEUE_END] = count
+            left = Limits(lim.ttft, lim.tpot, lim.e2e, lim.max_bad - bad)
+            status = advance(rep, req, out, times, eng, left, _prefix(px, i), _recorder(rec, i), INFINITY)
+            if status != lo.DONE:
+                return status
+            bad += rep.ints[lo.NUM_BAD]
+        return lo.DONE
+
+    pointer = 0
+    for r in range(num_requests):
+        arrival = req.arrival[r]
+        bad = 0
+        for i in range(num_replicas):
+            rep = _replica(fleet, i)
+            if _earliest_finish(rep, times) <= arrival:
+                status = advance(rep, req, out, times, eng, lim, _prefix(px, i), _recorder(rec, i), arrival)
+                if status != lo.DONE:
+                    return status
+            bad += rep.ints[lo.NUM_BAD]
+            # in_flight holds minus the finishes already counted off, plus the requests sent
+            counted = rep.ints[lo.NUM_COUNTED]
+            while counted < rep.ints[lo.NUM_FINISHED] and rep.finish_times[counted] <= arrival:
+                counted += 1
+                in_flight[i] -= 1
+            rep.ints[lo.NUM_COUNTED] = counted
+        if bad > lim.max_bad:
+            return lo.BROKEN
+        allowed = -1
+        if router == PREFIX_AWARE:
+            allowed = _best_prefix(px, seen, prompt_nodes[r], r, in_flight, num_replicas)
+        chosen = _choose(in_flight, allowed, pointer, num_replicas)
+        if router == PREFIX_AWARE:
+            for j in range(px.offsets[r], px.offsets[r] + prompt_nodes[r]):
+                seen[px.nodes[j]] |= 1 << chosen
+        pointer = chosen + 1 if chosen + 1 < num_replicas else 0
+        replica_of[r] = chosen
+        in_flight[chosen] += 1
+        rep = _replica(fleet, chosen)
+        status = advance(rep, req, out, times, eng, lim, _prefix(px, chosen), _recorder(rec, chosen), arrival)
+        if status != lo.DONE:
+            return status
+        rep.queue[rep.ints[lo.QUEUE_END]] = r
+        rep.ints[lo.QUEUE_END] += 1
+    bad = 0
+    for i in range(num_replicas):
+        rep = _replica(fleet, i)
+        left = Limits(lim.ttft, lim.tpot, lim.e2e, lim.max_bad - bad)
+        status = advance(rep, req, out, times, eng, left, _prefix(px, i), _recorder(rec, i), INFINITY)
+        if status != lo.DONE:
+            return status
+        bad += rep.ints[lo.NUM_BAD]
+    return lo.DONE if bad <= lim.max_bad else lo.BROKEN

@@ -1,0 +1,578 @@
+"""vLLM's V1 scheduler, one replica, with exact fast-forward (specification: docs/vllm-scheduler.md).
+
+Every decode row gains one token a step, so rows are never visited one by one: the batch is its number of rows,
+the sum of their contexts, a calendar of finishing steps and a histogram of the steps before which rows need a
+block. A request costs its few events, whatever the batch size.
+
+A *window* is a run of identical decode steps. It ends with the first step in which something else can happen:
+a row finishes, the free blocks run out, a piece of the step table ends, or a plan can see an arrival.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from numba import njit
+
+from servewise.kernel import layout as lo
+from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times
+from servewise.kernel.prefix import hash_blocks, lookup, release_blocks, take_blocks, touch_hits
+
+__all__ = ["advance"]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _blocks(tokens: int, shift: int) -> int:
+    return (tokens + (1 << shift) - 1) >> shift
+
+
+@njit(cache=True, nogil=True)
+def _steps_before_shortage(phase: Any, step: int, free: int, rows: int, limit: int) -> int:
+    """Most steps (at most ``limit``) after step number ``step`` that ``free`` blocks allow."""
+    size = len(phase)
+    if (limit // size + 1) * rows <= free:
+        return limit
+    cycles = free // rows
+    free -= cycles * rows
+    steps = cycles * size
+    while steps < limit:
+        free -= phase[(step + steps) & (size - 1)]
+        if free < 0:
+            return steps
+        steps += 1
+    return limit
+
+
+@njit(cache=True, nogil=True)
+def _steps_starting_before(delay: float, first: float, growth: float) -> int:
+    """Largest x with x * first + growth * x * (x - 1) / 2 < delay, for delay > 0."""
+    half = 0.5 * growth
+    if half <= 0.0:
+        x = int(delay / first)
+    else:
+        b = first - half
+        x = int(2.0 * delay / (b + math.sqrt(b * b + 4.0 * half * delay)))
+    while x > 0 and x * first + half * x * (x - 1) >= delay:
+        x -= 1
+    while (x + 1) * first + half * x * (x + 1) < delay:
+        x += 1
+    return x
+
+
+@njit(cache=True, nogil=True)
+def _unlink(rep: Replica, r: int, bucket: int) -> None:
+    """Take a request out of the calendar."""
+    other = rep.ring[bucket]
+    if other == r:
+        rep.ring[bucket] = rep.next_same[r]
+        return
+    while rep.next_same[other] != r:
+        other = rep.next_same[other]
+    rep.next_same[other] = rep.next_same[r]
+
+
+@njit(cache=True, nogil=True)
+def _compact(rep: Replica, top: int) -> int:
+    """Close the gaps of the running list; returns its new length."""
+    kept = 0
+    for i in range(top):
+        r = rep.running[i]
+        if r >= 0:
+            rep.running[kept] = r
+            rep.position[r] = kept
+            kept += 1
+    return kept
+
+
+@njit(cache=True, nogil=True)
+def _sort_by_position(rep: Replica, count: int) -> None:
+    """Order requests that ended together as they stand in the running list: so they are freed."""
+    for i in range(1, count):
+        r = rep.pending[i]
+        j = i - 1
+        while j >= 0 and rep.position[rep.pending[j]] > rep.position[r]:
+            rep.pending[j + 1] = rep.pending[j]
+            j -= 1
+        rep.pending[j + 1] = r
+
+
+@njit(cache=True, nogil=True)
+def _record_gap(rec: Recorder, first: float, increment: float, steps: int, weight: int) -> bool:
+    i = rec.counts[0]
+    if i == len(rec.gaps):
+        return False
+    rec.gaps[i, 0] = first
+    rec.gaps[i, 1] = increment
+    rec.gaps[i, 2] = steps
+    rec.gaps[i, 3] = weight
+    rec.counts[0] = i + 1
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step: int, shift: int) -> None:
+    """Give running rows' filled blocks their identity where the trace names the output."""
+    for i in range(top):
+        r = rep.running[i]
+        if r >= 0 and (rep.state[r] == lo.DECODING or rep.state[r] == lo.ENDED_BY_STOP):
+            whole = req.input_tokens[r] + req.output_tokens[r] - 1
+            scheduled = whole - (rep.finish_step[r] - step) + 1
+            hash_blocks(px, r, min(scheduled, whole) >> shift)
+
+
+@njit(cache=True, nogil=True)
+def advance(
+    rep: Replica,
+    req: Requests,
+    out: Outputs,
+    times: Times,
+    eng: Engine,
+    lim: Limits,
+    px: Prefix,
+    rec: Recorder,
+    horizon: float,
+) -> int:
+    """Simulate every step that is planned before ``horizon``; returns a status of ``layout``.
+
+    Mutates everything but ``req``, ``times``, ``eng`` and ``lim``. ``horizon`` must be infinite or not exceed
+    the arrival of any request that is not yet in the replica's queue.
+    """
+    ints, floats = rep.ints, rep.floats
+    step = ints[lo.STEP]
+    rows = ints[lo.ROWS]
+    context = ints[lo.CONTEXT]
+    num_running = ints[lo.NUM_RUNNING]
+    top = ints[lo.RUN_TOP]
+    free = ints[lo.FREE]
+    partial = ints[lo.PARTIAL]
+    partial_done = ints[lo.PARTIAL_DONE]
+    num_preempted = ints[lo.NUM_PREEMPTED_WAITING]
+    head = ints[lo.QUEUE_HEAD]
+    end = ints[lo.QUEUE_END]
+    next_finish = ints[lo.NEXT_FINISH]
+    num_pending = ints[lo.NUM_PENDING]
+    num_wasted = ints[lo.NUM_WASTED]
+    busy = ints[lo.BUSY]
+    knot = ints[lo.KNOT]
+    num_bad = ints[lo.NUM_BAD]
+    peak_running = ints[lo.PEAK_RUNNING]
+    least_free = eng.num_blocks - ints[lo.PEAK_BLOCKS]
+    peak_tokens = ints[lo.PEAK_TOKENS]
+    budget_bound = ints[lo.BUDGET_BOUND]
+    slots_bound = ints[lo.SLOTS_BOUND]
+    now = floats[lo.NOW]
+    last_start = floats[lo.LAST_START]
+    mixed_time = floats[lo.MIXED_TIME]
+    decode_time = floats[lo.DECODE_TIME]
+    row_time = floats[lo.ROW_TIME]
+    next_sample = floats[lo.NEXT_SAMPLE]
+    finished = 0
+    steps = 0
+    windows = 0
+    preemptions = 0
+
+    shift = eng.block_shift
+    phase_mask = (1 << shift) - 1
+    ring_mask = len(rep.ring) - 1
+    num_knots = len(times.knots)
+    lag = eng.lag
+    caching = eng.caching != 0
+    record_gaps = len(rec.gaps) > 0
+    record_samples = len(rec.samples) > 0
+    far = 1 << 60
+    status = lo.DONE
+
+    while True:
+        visible = last_start if (lag == 1 and busy == 1) else now
+        if visible >= horizon:
+            break
+        if lag == 0 and num_pending > 0:
+            if caching and num_pending > 1:
+                _sort_by_position(rep, num_pending)
+            for i in range(num_pending):
+                r = rep.pending[i]
+                if rep.state[r] == lo.ENDED_BY_LENGTH:
+                    whole = req.input_tokens[r] + req.output_tokens[r] - 1
+                    free += _blocks(whole, shift)
+                    if caching:
+                        release_blocks(px, r, _blocks(whole, shift), whole >> shift)
+                    rep.running[rep.position[r]] = -1
+                    rep.state[r] = lo.GONE
+                    num_running -= 1
+            num_pending = 0
+
+        # --- plan: the running list. Decode rows take one token each, the unfinished prefill (always the last
+        # admitted request) the rest of the budget.
+        demand = rep.phase[step & phase_mask]
+        chunk = 0
+        chunk_blocks = 0
+        if partial >= 0:
+            known = req.input_tokens[partial] + rep.generated[partial]
+            chunk = min(known - partial_done, eng.max_num_batched_tokens - rows)
+            chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
+        preempting = False
+        while demand + chunk_blocks > free:
+            preempting = True
+            preemptions += 1
+            while rep.running[top - 1] < 0:
+                top -= 1
+            top -= 1
+            r = rep.running[top]
+            num_running -= 1
+            out.preemptions[r] += 1
+            if r == partial:
+                free += _blocks(partial_done, shift)
+                if caching:
+                    release_blocks(px, r, _blocks(partial_done, shift), partial_done >> shift)
+                partial = -1
+                chunk = 0
+                chunk_blocks = 0
+            else:
+                whole = req.input_tokens[r] + req.output_tokens[r] - 1
+                length = whole
+                if rep.state[r] == lo.DECODING:
+                    length = whole - (rep.finish_step[r] - step)
+                free += _blocks(length, shift)
+                if caching:
+                    release_blocks(px, r, _blocks(length, shift), length >> shift)
+                if rep.state[r] != lo.ENDED_BY_LENGTH:
+                    rows -= 1
+                    context -= length + 1
+                    rep.phase[(step - length) & phase_mask] -= 1
+                    demand = rep.phase[step & phase_mask]
+                    if rep.state[r] == lo.ENDED_BY_STOP:
+                        num_wasted -= 1
+                if rep.state[r] != lo.DECODING:
+                    rep.state[r] = lo.GONE
+                    continue
+                rep.generated[r] = req.output_tokens[r] - (rep.finish_step[r] - step)
+                rep.last_emit[r] = now
+                _unlink(rep, r, rep.finish_step[r] & ring_mask)
+            rep.state[r] = lo.WAITING
+            rep.preempted[num_preempted] = r
+            num_preempted += 1
+        if preempting and rows > 0:
+            if next_finish < far:
+                next_finish = step + 1
+                while rep.ring[next_finish & ring_mask] < 0 and next_finish - step <= ring_mask:
+                    next_finish += 1
+                if next_finish - step > ring_mask:
+                    next_finish = far
+        elif preempting:
+            next_finish = far
+        free -= demand + chunk_blocks
+        if caching and demand + chunk_blocks > 0:
+            take_blocks(px, demand + chunk_blocks)
+        budget = eng.max_num_batched_tokens - rows - chunk
+        num_prefilled = 0
+        prefill_tokens = chunk
+        pairs = 0.0
+        if partial >= 0:
+            pairs = chunk * (partial_done + 0.5 * (chunk + 1))
+            partial_done += chunk
+            if caching:
+                hash_blocks(px, partial, partial_done >> shift)
+            if partial_done == req.input_tokens[partial] + rep.generated[partial]:
+                rep.prefilled[num_prefilled] = partial
+                num_prefilled += 1
+                partial = -1
+            else:
+                budget_bound = 1
+
+        # --- plan: the waiting queue, head first, until something does not fit.
+        blocked = False
+        if not preempting:
+            named_hashed = False
+            while num_preempted > 0 or (head < end and req.arrival[rep.queue[head]] <= visible):
+                if budget <= 0:
+                    budget_bound = 1
+                    blocked = True
+                    break
+                if num_running >= eng.max_num_seqs:
+                    slots_bound = 1
+                    blocked = True
+                    break
+                r = rep.preempted[num_preempted - 1] if num_preempted > 0 else rep.queue[head]
+                known = req.input_tokens[r] + rep.generated[r]
+                hit = 0
+                hit_free = 0
+                if caching:
+                    if px.names_output != 0 and not named_hashed:
+                        _hash_named_outputs(rep, req, px, top, step, shift)
+                        named_hashed = True
+                    hit, hit_free = lookup(px, r, (known - 1) >> shift)
+                done = hit << shift
+                chunk = min(known - done, budget)
+                gate = known if eng.reserve_full != 0 else done + chunk
+                if _blocks(gate, shift) - hit + hit_free > free:
+                    blocked = True
+                    break
+                if num_preempted > 0:
+                    num_preempted -= 1
+                else:
+                    head += 1
+                    out.cached[r] = done
+                fresh = _blocks(done + chunk, shift) - hit
+                free -= fresh + hit_free
+                if caching:
+                    touch_hits(px, r, hit)
+                    take_blocks(px, fresh)
+                    hash_blocks(px, r, (done + chunk) >> shift)
+                if top == len(rep.running):
+                    top = _compact(rep, top)
+                rep.running[top] = r
+                rep.position[r] = top
+                top += 1
+                num_running += 1
+                budget -= chunk
+                prefill_tokens += chunk
+                pairs += chunk * (done + 0.5 * (chunk + 1))
+                if done + chunk == known:
+                    rep.prefilled[num_prefilled] = r
+                    num_prefilled += 1
+                else:
+                    rep.state[r] = lo.PREFILLING
+                    partial = r
+                    partial_done = done + chunk
+        if caching and px.counters[0] != 0:
+            status = lo.OVERFLOW
+            break
+        if free < least_free:
+            least_free = free
+        if num_running > peak_running:
+            peak_running = num_running
+
+        # --- the previous step's output is processed: requests that ended leave, after this plan.
+        released = False
+        if caching and num_pending > 1:
+            _sort_by_position(rep, num_pending)
+        if lag == 1 and num_pending > 0:
+            for i in range(num_pending):
+                r = rep.pending[i]
+                if rep.state[r] == lo.GONE:
+                    continue
+                whole = req.input_tokens[r] + req.output_tokens[r] - 1
+                held = _blocks(whole, shift)
+                if rep.state[r] == lo.ENDED_BY_STOP:
+                    held = _blocks(whole + 1, shift)
+                free += held
+                if caching:
+                    release_blocks(px, r, held, whole >> shift)
+                rep.running[rep.position[r]] = -1
+                num_running -= 1
+                released = True
+        if num_running == 0:
+            top = 0
+
+        if rows == 0 and prefill_tokens == 0:
+            num_pending = 0
+            if busy == 1:
+                busy = 0
+                continue
+            if num_preempted > 0 or (head < end and req.arrival[rep.queue[head]] <= now):
+                status = lo.STUCK
+                break
+            if head == end or req.arrival[rep.queue[head]] >= horizon:
+                break
+            now = req.arrival[rep.queue[head]]
+            continue
+
+        if record_samples and now >= next_sample:
+            i = rec.counts[1]
+            if i < len(rec.samples):
+                waiting = num_preempted
+                for j in range(head, end):
+                    if req.arrival[rep.queue[j]] > now:
+                        break
+                    waiting += 1
+                rec.samples[i, 0] = now
+                rec.samples[i, 1] = num_running
+                rec.samples[i, 2] = waiting
+                rec.samples[i, 3] = eng.num_blocks - free
+                rec.counts[1] = i + 1
+            next_sample = now + rec.sample_every
+
+        # --- run: one step, or a window of decode steps.
+        attention = 0.0
+        slope = 0.0
+        if rows > 0:
+            while context < times.knots[knot] * rows:
+                knot -= 1
+            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
+                knot += 1
+            slope = times.attention_slope[rows, knot]
+            attention = times.attention_base[rows, knot] + slope * context
+        growth = slope * rows
+        count = 1
+        if prefill_tokens > 0:
+            first = (
+                times.mixed_tokens[rows + prefill_tokens]
+                + attention
+                + times.sample[rows + num_prefilled]
+                + times.prefill_fixed
+                + times.prefill_per_token * prefill_tokens
+                + times.prefill_per_pair * pairs
+            )
+            mixed_time += first
+            if rows + prefill_tokens > peak_tokens:
+                peak_tokens = rows + prefill_tokens
+        else:
+            first = times.decode_fixed[rows] + attention
+            if (
+                eng.single_step == 0
+                and num_wasted == 0
+                and not preempting
+                and not (blocked and (released or (caching and px.names_output != 0)))
+            ):
+                count = next_finish - step
+                if knot + 1 < num_knots:
+                    count = min(count, int(math.ceil((times.knots[knot + 1] * rows - context) / rows)))
+                if count > 1:
+                    count = 1 + _steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
+                if count > 1 and not blocked:
+                    arrival = horizon
+                    if head < end:
+                        arrival = min(arrival, req.arrival[rep.queue[head]])
+                    delay = arrival - now
+                    if delay <= 0.0:
+                        count = 1
+                    elif (count - 1) * (first + 0.5 * growth * (count - 2)) >= delay:
+                        count = min(count, 1 + lag + _steps_starting_before(delay, first, growth))
+                if count > 1:
+                    extra = 0
+                    full = (count - 1) >> shift
+                    extra = full * rows
+                    for i in range(full << shift, count - 1):
+                        extra += rep.phase[(step + 1 + i) & phase_mask]
+                    free -= extra
+                    if free < least_free:
+                        least_free = free
+                    if caching and extra > 0:
+                        take_blocks(px, extra)
+            decode_time += count * first + 0.5 * growth * count * (count - 1)
+        if record_gaps and rows > num_wasted and not _record_gap(rec, first, growth, count, rows - num_wasted):
+            status = lo.OVERFLOW
+            break
+        elapsed = count * first + 0.5 * growth * count * (count - 1)
+        if count > 1:
+            last_start = now + (count - 1) * first + 0.5 * growth * (count - 1) * (count - 2)
+        else:
+            last_start = now
+        row_time += rows * elapsed
+        now += elapsed
+        step += count
+        context += rows * count
+        steps += count
+        windows += 1
+        busy = 1
+
+        # --- rows that ran in vain leave.
+        if num_wasted > 0:
+            for i in range(num_pending):
+                r = rep.pending[i]
+                if rep.state[r] == lo.ENDED_BY_STOP:
+                    length = req.input_tokens[r] + req.output_tokens[r]
+                    rows -= 1
+                    context -= length + 1
+                    rep.phase[(step - length) & phase_mask] -= 1
+            num_wasted = 0
+        for i in range(num_pending):
+            rep.state[rep.pending[i]] = lo.GONE
+        num_pending = 0
+
+        # --- finished prompts have emitted a token and decode from now on.
+        for i in range(num_prefilled):
+            r = rep.prefilled[i]
+            length = req.input_tokens[r] + rep.generated[r]
+            if rep.generated[r] == 0:
+                out.first[r] = now + req.extra[r]
+            elif record_gaps and not _record_gap(rec, now - rep.last_emit[r], 0.0, 1, 1):
+                status = lo.OVERFLOW
+            finish = step + req.output_tokens[r] - rep.generated[r] - 1
+            rep.finish_step[r] = finish
+            rep.state[r] = lo.DECODING
+            bucket = finish & ring_mask
+            rep.next_same[r] = rep.ring[bucket]
+            rep.ring[bucket] = r
+            if finish < next_finish:
+                next_finish = finish
+            rows += 1
+            context += length + 1
+            rep.phase[(step - length) & phase_mask] += 1
+        if status == lo.OVERFLOW:
+            break
+
+        # --- rows that emitted their last token.
+        if next_finish == step:
+            bucket = step & ring_mask
+            r = rep.ring[bucket]
+            rep.ring[bucket] = -1
+            while r >= 0:
+                if len(rep.finish_times) > 0:
+                    rep.finish_times[ints[lo.NUM_FINISHED] + finished] = now
+                finished += 1
+                end_time = now + req.extra[r]
+                out.last[r] = end_time
+                arrived = req.arrival[r]
+                tokens = req.output_tokens[r]
+                if (
+                    out.first[r] - arrived > lim.ttft
+                    or end_time - arrived > lim.e2e
+                    or (tokens > 1 and (end_time - out.first[r]) / (tokens - 1) > lim.tpot)
+                ):
+                    num_bad += 1
+                rep.pending[num_pending] = r
+                num_pending += 1
+                if lag == 1 and req.by_length[r] == 0:
+                    rep.state[r] = lo.ENDED_BY_STOP
+                    num_wasted += 1
+                else:
+                    rep.state[r] = lo.ENDED_BY_LENGTH
+                    length = req.input_tokens[r] + tokens - 1
+                    rows -= 1
+                    context -= length + 1
+                    rep.phase[(step - length) & phase_mask] -= 1
+                r = rep.next_same[r]
+            if rows - num_wasted > 0:
+                next_finish = step + 1
+                while rep.ring[next_finish & ring_mask] < 0:
+                    next_finish += 1
+            else:
+                next_finish = far
+            if num_bad > lim.max_bad:
+                status = lo.BROKEN
+                break
+
+    ints[lo.STEP] = step
+    ints[lo.ROWS] = rows
+    ints[lo.CONTEXT] = context
+    ints[lo.NUM_RUNNING] = num_running
+    ints[lo.RUN_TOP] = top
+    ints[lo.FREE] = free
+    ints[lo.PARTIAL] = partial
+    ints[lo.PARTIAL_DONE] = partial_done
+    ints[lo.NUM_PREEMPTED_WAITING] = num_preempted
+    ints[lo.QUEUE_HEAD] = head
+    ints[lo.NEXT_FINISH] = next_finish
+    ints[lo.NUM_PENDING] = num_pending
+    ints[lo.NUM_WASTED] = num_wasted
+    ints[lo.BUSY] = busy
+    ints[lo.KNOT] = knot
+    ints[lo.NUM_FINISHED] += finished
+    ints[lo.NUM_BAD] = num_bad
+    ints[lo.NUM_STEPS] += steps
+    ints[lo.NUM_WINDOWS] += windows
+    ints[lo.NUM_PREEMPTIONS] += preemptions
+    ints[lo.PEAK_RUNNING] = peak_running
+    ints[lo.PEAK_BLOCKS] = eng.num_blocks - least_free
+    ints[lo.PEAK_TOKENS] = peak_tokens
+    ints[lo.BUDGET_BOUND] = budget_bound
+    ints[lo.SLOTS_BOUND] = slots_bound
+    floats[lo.NOW] = now
+    floats[lo.LAST_START] = last_start
+    floats[lo.MIXED_TIME] = mixed_time
+    floats[lo.DECODE_TIME] = decode_time
+    floats[lo.ROW_TIME] = row_time
+    floats[lo.NEXT_SAMPLE] = next_sample
+    return status

@@ -1,0 +1,202 @@
+"""A run reduced to the figures of the glossary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servewise.metrics.bootstrap import (
+    NUM_RESAMPLES,
+    TAIL,
+    SortedSample,
+    block_counts,
+    block_length,
+    interval,
+    percentile_interval,
+)
+from servewise.metrics.cells import cell_counts, cell_percentiles, value_grid
+from servewise.metrics.check import broken, end_s
+from servewise.metrics.itl import itl_intervals, itl_mean_s, itl_percentiles, num_gaps
+from servewise.metrics.latency import e2e_s, finished, good, refuse_empty, tpot_s, ttft_s
+from servewise.types import Estimate, ItlSegments, Promise, RequestLog, Summary
+
+__all__ = ["PERCENTILES", "summarize"]
+
+PERCENTILES: Mapping[str, float] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
+"""Percentiles every summary holds."""
+
+Floats = NDArray[np.float64]
+
+ENTRY_LIMIT = 50_000
+"""Requests that are resampled one by one; longer logs are resampled in cells."""
+NUM_CELLS = 2048
+
+_QS = np.array(list(PERCENTILES.values()))
+
+
+def summarize(log: RequestLog, promise: Promise, *, with_intervals: bool = True, seed: int = 0) -> Summary:
+    """Reduce a run to attainment, goodput, latencies and whether the promise was kept.
+
+    Parameters
+    ----------
+    log : RequestLog
+    promise : Promise
+    with_intervals : bool
+        False leaves ``low`` and ``high`` of every estimate NaN and skips the bootstrap.
+    seed : int
+        Of the bootstrap: same log and seed, same summary.
+
+    Returns
+    -------
+    Summary
+
+    Raises
+    ------
+    InputError
+        When the log is empty, or the promise limits gaps and the log holds none.
+    """
+    refuse_empty(log)
+    done, is_good = finished(log), good(log, promise)
+    stop_s = end_s(log)
+    duration_s = stop_s - float(np.min(log.intended_s))
+    tokens = log.output_tokens, log.input_tokens + log.output_tokens
+    reasons = broken(log, promise)
+    columns = {"ttft": ttft_s(log), "tpot": tpot_s(log), "e2e": e2e_s(log)}
+    share, percentiles = _estimates(columns, is_good, with_intervals=with_intervals, seed=seed)
+    means = {name: _mean(values) for name, values in columns.items()}
+    if log.itl is not None:
+        percentiles["itl"] = _itl_estimates(log.itl, with_intervals=with_intervals, seed=seed)
+        means["itl"] = itl_mean_s(log.itl)
+    return Summary(
+        num_requests=log.num_requests,
+        num_ok=int(np.count_nonzero(done)),
+        num_good=int(np.count_nonzero(is_good)),
+        attainment=share,
+        promise_kept=not reasons,
+        broken=reasons,
+        duration_s=duration_s,
+        drain_s=stop_s - float(np.max(log.intended_s)),
+        throughput_tokens_per_s=_rate(tokens[0], done, duration_s),
+        goodput_tokens_per_s=_rate(tokens[0], is_good, duration_s),
+        throughput_rps=_rate(np.ones_like(tokens[0]), done, duration_s),
+        goodput_rps=_rate(np.ones_like(tokens[0]), is_good, duration_s),
+        total_tokens_per_s=_rate(tokens[1], done, duration_s),
+        total_goodput_tokens_per_s=_rate(tokens[1], is_good, duration_s),
+        percentiles=percentiles,
+        means=means,
+        cached_tokens_frac=_cached_frac(log, done),
+        num_preemptions=_num_preemptions(log),
+    )
+
+
+def _rate(amount: NDArray[np.int64], mask: NDArray[np.bool_], duration_s: float) -> float:
+    """Amount per second; 0 when there is none, infinite when all of it happened at one instant."""
+    total = int(np.sum(amount[mask]))
+    if total == 0:
+        return 0.0
+    return total / duration_s if duration_s > 0.0 else math.inf
+
+
+def _mean(values: Floats) -> float:
+    defined = values[np.isfinite(values)]
+    return float(np.mean(defined)) if len(defined) else math.nan
+
+
+def _cached_frac(log: RequestLog, done: NDArray[np.bool_]) -> float | None:
+    known = done & (log.cached_tokens >= 0)
+    total = int(np.sum(log.input_tokens[known]))
+    return int(np.sum(log.cached_tokens[known])) / total if total else None
+
+
+def _num_preemptions(log: RequestLog) -> int | None:
+    known = log.num_preemptions[log.num_preemptions >= 0]
+    return int(np.sum(known)) if len(known) else None
+
+
+def _estimates(
+    columns: Mapping[str, Floats], is_good: NDArray[np.bool_], *, with_intervals: bool, seed: int
+) -> tuple[Estimate, dict[str, dict[str, Estimate]]]:
+    """Attainment and latency percentiles, their intervals from one set of resamples of the requests."""
+    num = len(is_good)
+    samples = {name: SortedSample(values) for name, values in columns.items()}
+    shares = np.full(NUM_RESAMPLES, np.nan)
+    resampled = {name: np.full((NUM_RESAMPLES, len(_QS)), np.nan) for name in columns}
+    if with_intervals:
+        length = block_length([*columns.values(), is_good.astype(np.float64)])
+        resample = _resample if num <= ENTRY_LIMIT else _resample_cells
+        shares, resampled = resample(samples, is_good, length, seed)
+    percentiles = {name: _percentile_estimates(samples[name].ascending, resampled[name]) for name in columns}
+    return _share_estimate(int(np.count_nonzero(is_good)), num, shares), percentiles
+
+
+def _resample(
+    samples: Mapping[str, SortedSample], is_good: NDArray[np.bool_], length: int, seed: int
+) -> tuple[Floats, dict[str, Floats]]:
+    """Attainment and percentiles of every resample of the requests."""
+    shares = np.empty(NUM_RESAMPLES)
+    resampled = {name: np.empty((NUM_RESAMPLES, len(_QS))) for name in samples}
+    for i, counts in enumerate(block_counts(len(is_good), length, seed=seed)):
+        shares[i] = np.sum(counts[:-1], where=is_good) / len(is_good)
+        for name, sample in samples.items():
+            resampled[name][i] = sample.percentiles(counts, _QS)
+    return shares, resampled
+
+
+def _resample_cells(
+    samples: Mapping[str, SortedSample], is_good: NDArray[np.bool_], length: int, seed: int
+) -> tuple[Floats, dict[str, Floats]]:
+    """The same with cells of consecutive requests, for logs so long that it would take seconds."""
+    num = len(is_good)
+    cell = np.arange(num) * NUM_CELLS // num
+    sizes = np.bincount(cell, minlength=NUM_CELLS)
+    counts = cell_counts(NUM_CELLS, math.ceil(length * NUM_CELLS / num), seed=seed)
+    shares = (counts @ np.bincount(cell[is_good], minlength=NUM_CELLS)) / (counts @ sizes)
+    resampled = {}
+    for name, sample in samples.items():
+        resampled[name] = np.full((NUM_RESAMPLES, len(_QS)), np.nan)
+        if len(sample.ascending):
+            extra = np.append(np.percentile(sample.ascending, _QS), sample.ascending[-1])
+            grid = value_grid(sample.ascending, np.ones(len(sample.ascending), dtype=np.int64), extra)
+            at = cell[sample.order] * len(grid) + np.searchsorted(grid, sample.ascending)
+            histogram = np.bincount(at, minlength=NUM_CELLS * len(grid)).astype(np.float64)
+            resampled[name] = cell_percentiles(counts, histogram.reshape(NUM_CELLS, -1), grid, _QS)
+    return shares, resampled
+
+
+def _percentile_estimates(ascending: Floats, resampled: Floats) -> dict[str, Estimate]:
+    num = len(ascending)
+    values = np.percentile(ascending, _QS) if num else np.full(len(_QS), np.nan)
+    estimates = {}
+    for i, (name, q) in enumerate(PERCENTILES.items()):
+        low, high = math.nan, math.nan
+        if not np.isnan(resampled[:, i]).all():
+            low, high = percentile_interval(float(values[i]), q, num, resampled[:, i])
+        estimates[name] = Estimate(value=float(values[i]), low=low, high=high, num_samples=num)
+    return estimates
+
+
+def _share_estimate(num_good: int, num: int, shares: Floats) -> Estimate:
+    """Attainment; when all or no requests are good, the far end is the exact binomial bound."""
+    value = num_good / num
+    low, high = interval(value, shares)
+    # Resampling a constant gives a constant: certainty that no finite sample can give.
+    if num_good == num:
+        low = min(low, TAIL ** (1.0 / num))
+    if num_good == 0:
+        high = max(high, 1.0 - TAIL ** (1.0 / num))
+    return Estimate(value=value, low=low, high=high, num_samples=num)
+
+
+def _itl_estimates(segments: ItlSegments, *, with_intervals: bool, seed: int) -> dict[str, Estimate]:
+    values = itl_percentiles(segments, _QS)
+    ends = [(math.nan, math.nan)] * len(_QS)
+    if with_intervals:
+        ends = itl_intervals(segments, _QS, values, seed=seed)
+    num = num_gaps(segments)
+    return {
+        name: Estimate(value=float(value), low=low, high=high, num_samples=num)
+        for name, value, (low, high) in zip(PERCENTILES, values, ends, strict=True)
+    }

@@ -1,0 +1,206 @@
+"""The matrices one GPU multiplies by in a forward pass, and in which precision they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servewise.errors import InputError
+from servewise.types import Deployment, GpuSpec, ModelSpec, WeightPrecision
+
+__all__ = ["Experts", "Matrix", "bytes_per_weight", "compute_type", "expert_layer", "layer_matrices"]
+
+SCALE_BYTES: dict[WeightPrecision, float] = {
+    "bf16": 0.0,
+    "fp8": 0.0,
+    "int8": 0.0,
+    "fp8_block": 4.0 / (128 * 128),
+    "int4": 2.5 / 128,
+    "nvfp4": 1.0 / 16,
+    "mxfp4": 1.0 / 32,
+}
+"""Scales (and AWQ's zero points) per weight [bytes]: one f32 a 128x128 block, one f16 and a 4-bit zero point
+a group of 128, one byte a group of 16 or 32. Scales per channel are below 0.1% and left out."""
+STORED_BYTES: dict[WeightPrecision, float] = {
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "int8": 1.0,
+    "int4": 0.5,
+    "nvfp4": 0.5,
+    "mxfp4": 0.5,
+}
+"""A weight without its scales [bytes]."""
+COMPUTE_TYPES: dict[WeightPrecision, str] = {
+    "bf16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "int8": "int8",
+    "int4": "bf16",
+    "nvfp4": "fp4",
+    "mxfp4": "bf16",
+}
+"""Matrix type a GPU needs to compute in the stored precision; ``int4`` and ``mxfp4`` compute in bf16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A weight matrix of every layer of one kind, as one GPU holds it.
+
+    Parameters
+    ----------
+    module : str
+        ``attention``, ``dense_mlp``, ``shared_experts`` or ``router``.
+    num_outputs, num_inputs : int
+        Its shape on one GPU.
+    num_layers : int
+        Layers that have it.
+    precision : WeightPrecision
+    """
+
+    module: str
+    num_outputs: int
+    num_inputs: int
+    num_layers: int
+    precision: WeightPrecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts of every layer that has them; ``intermediate_size`` is the whole expert's width."""
+
+    hidden_size: int
+    intermediate_size: int
+    top_k: int
+    num_experts: int
+    tensor_parallel_size: int
+    num_layers: int
+    precision: WeightPrecision
+    gated: bool
+
+    @property
+    def num_matrices(self) -> int:
+        """Matrices of one expert, up, down and perhaps gate."""
+        return 3 if self.gated else 2
+
+
+def bytes_per_weight(precision: WeightPrecision) -> float:
+    """Stored size of a weight with its scales [bytes]."""
+    return STORED_BYTES[precision] + SCALE_BYTES[precision]
+
+
+def compute_type(gpu: GpuSpec, precision: WeightPrecision) -> str:
+    """Matrix type in which this GPU multiplies weights of a precision: its own, or bf16 after unpacking."""
+    wanted = COMPUTE_TYPES[precision]
+    return wanted if wanted in gpu.peak_flops_per_s else "bf16"
+
+
+def module_precision(model: ModelSpec, weights: WeightPrecision, module: str) -> WeightPrecision:
+    """Precision of a module: routers stay in bf16, and so does what the published checkpoint leaves out."""
+    if module == "router" or (weights == model.native_precision and module in model.unquantized_modules):
+        return "bf16"
+    return weights
+
+
+def local_heads(model: ModelSpec, tensor_parallel_size: int) -> tuple[int, int]:
+    """Query and key-value heads of one GPU; key-value heads are replicated when there are fewer than GPUs."""
+    return -(-model.num_heads // tensor_parallel_size), max(1, model.num_kv_heads // tensor_parallel_size)
+
+
+def attention_shapes(model: ModelSpec, tensor_parallel_size: int) -> list[tuple[int, int]]:
+    """(outputs, inputs) of one layer's attention matrices on one GPU."""
+    hidden = model.hidden_size
+    heads, kv_heads = local_heads(model, tensor_parallel_size)
+    out = (hidden, heads * model.v_head_dim)
+    if model.attention == "gqa":
+        return [(heads * model.head_dim + kv_heads * (model.head_dim + model.v_head_dim), hidden), out]
+    nope = model.head_dim - model.qk_rope_head_dim
+    latent = model.kv_lora_rank + model.qk_rope_head_dim
+    up = (heads * (nope + model.v_head_dim), model.kv_lora_rank)
+    if model.q_lora_rank == 0:
+        return [(heads * model.head_dim, hidden), (latent, hidden), up, out]
+    return [(model.q_lora_rank + latent, hidden), (heads * model.head_dim, model.q_lora_rank), up, out]
+
+
+def layer_matrices(
+    model: ModelSpec, weights: WeightPrecision, tensor_parallel_size: int
+) -> tuple[Matrix, ...]:
+    """Matrices of all layers on one GPU, without routed experts, embedding and head.
+
+    Parameters
+    ----------
+    model : ModelSpec
+    weights : WeightPrecision
+    tensor_parallel_size : int
+
+    Returns
+    -------
+    tuple of Matrix
+
+    Sources
+    -------
+    Column- and row-parallel layers as in vLLM's ``model_executor/models`` (0.33.0): low-rank projections of
+    MLA and routers are replicated.
+    """
+    tp, hidden, moe = tensor_parallel_size, model.hidden_size, model.moe
+    num_in = 2 if model.gated_mlp else 1
+    shapes = [("attention", s, model.num_layers) for s in attention_shapes(model, tp)]
+
+    def mlp(module: str, width: int, num_layers: int) -> None:
+        local = -(-width // tp)
+        shapes.extend([(module, (num_in * local, hidden), num_layers), (module, (hidden, local), num_layers)])
+
+    num_dense = model.num_layers - (moe.num_moe_layers if moe else 0)
+    if num_dense:
+        mlp("dense_mlp", model.intermediate_size, num_dense)
+    if moe:
+        shapes.append(("router", (moe.num_experts, hidden), moe.num_moe_layers))
+        if moe.shared_intermediate_size:
+            mlp("shared_experts", moe.shared_intermediate_size, moe.num_moe_layers)
+    return tuple(
+        Matrix(
+            module=module,
+            num_outputs=shape[0],
+            num_inputs=shape[1],
+            num_layers=num_layers,
+            precision=module_precision(model, weights, module),
+        )
+        for module, shape, num_layers in shapes
+    )
+
+
+def expert_layer(model: ModelSpec, weights: WeightPrecision, tensor_parallel_size: int) -> Experts | None:
+    """Routed experts on one GPU, or None for a dense model."""
+    if model.moe is None:
+        return None
+    return Experts(
+        hidden_size=model.hidden_size,
+        intermediate_size=model.moe.intermediate_size,
+        top_k=model.moe.top_k,
+        num_experts=model.moe.num_experts,
+        tensor_parallel_size=tensor_parallel_size,
+        num_layers=model.moe.num_moe_layers,
+        precision=weights,
+        gated=model.gated_mlp,
+    )
+
+
+def require_tensor_parallel_only(deployment: Deployment) -> None:
+    """Refuse what the model of memory and time does not cover.
+
+    Raises
+    ------
+    InputError
+        Naming the field that is not yet supported.
+    """
+    if deployment.engine != "vllm":
+        raise InputError(f"engine {deployment.engine!r} is not yet supported; allowed: vllm")
+    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_parallel_size"):
+        value = getattr(deployment.parallelism, name)
+        if value != 1:
+            raise InputError(f"{name} {value} is not yet supported; use tensor_parallel_size and replicas")
+    size = deployment.parallelism.tensor_parallel_size
+    if not 1 <= size <= deployment.gpu.gpus_per_node:
+        raise InputError(
+            f"tensor_parallel_size {size} is not within one node of {deployment.gpu.name}; "
+            f"allowed: 1 to {deployment.gpu.gpus_per_node}"
+        )

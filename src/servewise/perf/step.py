@@ -1,0 +1,151 @@
+"""Step models and what a step's time consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from servewise.errors import OutOfRangeError
+from servewise.perf.formula import StepFormula
+from servewise.perf.operators import overheads
+from servewise.perf.table import tabulate
+from servewise.types import Deployment, Provenance, StepModel
+
+__all__ = ["explain", "step_model"]
+
+MEASURED_CONTEXT_TOKENS = 131072
+"""Longest context in the measured decode attention tables [tokens]."""
+MEASURED_STEP_TOKENS = 16384
+"""Most rows of a GEMM in the measured tables [tokens]."""
+
+
+def step_model(
+    deployment: Deployment, *, max_rows: int | None = None, max_batched_tokens: int | None = None
+) -> StepModel:
+    """Step times of one replica, tabulated, with provenance and limits.
+
+    Parameters
+    ----------
+    deployment : Deployment
+    max_rows : int or None
+        Largest decode batch of the table; default ``max_num_seqs``.
+    max_batched_tokens : int or None [tokens]
+        Most tokens in one step; default ``max_num_batched_tokens``.
+
+    Returns
+    -------
+    StepModel
+
+    Raises
+    ------
+    InputError
+        When the deployment uses parallelism that is not covered yet.
+
+    Sources
+    -------
+    ``docs/step-model.md``; ``data/perf``.
+    """
+    formula = StepFormula(deployment)
+    table = tabulate(formula, max_rows=max_rows, max_batched_tokens=max_batched_tokens)
+    return StepModel(
+        table=table,
+        provenance=MappingProxyType(provenance_of(formula)),
+        max_context_tokens=MEASURED_CONTEXT_TOKENS,
+        warnings=warnings_of(formula, table.max_batched_tokens),
+    )
+
+
+def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
+    """Origin of each part."""
+    constants = overheads()[formula.deployment.engine]
+    overhead = Provenance(kind=constants["kind"], source=constants["source"], note=constants["note"])
+    assumed = Provenance(kind="assumed", source=overheads()["assumed"]["source"])
+    parts = {
+        "gemm": formula.operators.provenance("gemm"),
+        "attention": formula.operators.provenance("attention"),
+    }
+    if formula.experts is not None:
+        parts["moe"] = formula.operators.provenance("moe")
+    if formula.tensor_parallel_size > 1:
+        parts["all_reduce"] = formula.operators.provenance("all_reduce")
+    return {
+        **parts,
+        "overhead": overhead,
+        "request": overhead,
+        "elementwise": assumed,
+        "eager_launch": assumed,
+    }
+
+
+def warnings_of(formula: StepFormula, max_tokens: int) -> tuple[str, ...]:
+    """Transfers and extrapolations, in words."""
+    params = formula.deployment.params
+    notes = list(formula.operators.notes.values())
+    if params.max_model_len > MEASURED_CONTEXT_TOKENS:
+        notes.append(
+            f"contexts above {MEASURED_CONTEXT_TOKENS} tokens extrapolate attention (max_model_len "
+            f"{params.max_model_len})"
+        )
+    if max_tokens > MEASURED_STEP_TOKENS:
+        notes.append(f"steps above {MEASURED_STEP_TOKENS} tokens extrapolate matrix products in proportion")
+    return tuple(notes)
+
+
+def explain(
+    deployment: Deployment,
+    num_rows: int,
+    context_tokens: float,
+    prefill_tokens: int = 0,
+    attention_pairs: float | None = None,
+) -> Mapping[str, float]:
+    """Parts of one step's duration [s]; their sum is the step time within the table's tolerance.
+
+    Parameters
+    ----------
+    deployment : Deployment
+    num_rows : int
+        Decode rows, 0 or more.
+    context_tokens : float [tokens]
+        Sum of their contexts.
+    prefill_tokens : int [tokens]
+        Prompt tokens in the step.
+    attention_pairs : float or None
+        Tokens that prompt tokens attend to, summed; default: one prompt from its start.
+
+    Returns
+    -------
+    mapping of str to float [s]
+        ``weights`` and ``compute`` (matrix products, split by what the roofline says limits them), ``kv``
+        (decode attention), ``prefill_attention``, ``all_reduce``, ``elementwise``, ``head``, ``overhead``.
+
+    Raises
+    ------
+    OutOfRangeError
+        When the step is empty.
+    """
+    if num_rows < 0 or prefill_tokens < 0 or num_rows + prefill_tokens < 1 or context_tokens < num_rows:
+        raise OutOfRangeError(
+            f"a step of {num_rows} rows with {context_tokens:g} tokens of context and {prefill_tokens} "
+            "prompt tokens does not exist; give at least one row or token, and one token of context a row"
+        )
+    formula = StepFormula(deployment)
+    pairs = attention_pairs if attention_pairs is not None else prefill_tokens * (prefill_tokens + 1) / 2
+    n, sampled = np.array([float(num_rows)]), np.array([float(num_rows + (prefill_tokens > 0))])
+    parts = formula.token_parts(n + prefill_tokens)
+    fixed, per_token, per_pair = formula.prefill_attention_s()
+    prefill = fixed + per_token * prefill_tokens + per_pair * pairs if prefill_tokens else 0.0
+    rows = formula.rows_s(sampled)[0] + formula.step_overhead_s()
+    return MappingProxyType(
+        {
+            "weights": float(parts.weights[0]),
+            "compute": float(parts.compute[0]),
+            "kv": float(formula.decode_attention_s(n, np.array([context_tokens]))[0]),
+            "prefill_attention": float(prefill),
+            "all_reduce": float(parts.all_reduce[0]),
+            "elementwise": float(parts.elementwise[0]),
+            "head": float(formula.head_s(sampled)[0]),
+            "overhead": float(parts.overhead[0] + parts.floor[0] + rows),
+        }
+    )

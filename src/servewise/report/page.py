@@ -1,0 +1,314 @@
+"""A plan as one HTML page that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import math
+from collections.abc import Iterable, Mapping, Set
+from typing import Any
+
+from servewise import __version__
+from servewise.report import words
+from servewise.report.escape import html_text, json_in_html
+from servewise.report.figures import frontier_figure, latency_figures, load_figure
+from servewise.report.view import PlanReport
+from servewise.types import Candidate
+from servewise.units import format_duration, format_usd
+
+__all__ = ["plan_html"]
+
+NUM_RANKED = 25
+
+
+def plan_html(report: PlanReport) -> str:
+    """Render a plan as a self-contained page.
+
+    The page loads nothing: plotly's own script is part of it, and its content security policy allows only the
+    scripts it was made with (by their hashes). Everything untrusted is escaped.
+
+    Parameters
+    ----------
+    report : PlanReport
+
+    Returns
+    -------
+    str
+        HTML, about 5 MB (plotly's script).
+    """
+    by_index = {c.index: c for c in report.plan.candidates}
+    shown_index = report.plan.winner if report.plan.winner is not None else report.plan.nearest
+    shown = None if shown_index is None else by_index[shown_index]
+    figures = _figures(report, shown)
+    body = [
+        _answer(report, shown),
+        _launch(report),
+        _figure_section(["frontier"], figures, "Cost against latency", _FRONTIER_NOTE),
+        _frontier_table(report, by_index),
+        _figure_section(["ttft", "tpot", "e2e"], figures, "Latency against the promise", _LATENCY_NOTE),
+        _figure_section(["load"], figures, "Load against goodput", _LOAD_NOTE),
+        _ranking_table(report, by_index),
+        _rejection_table(report),
+        _warnings(report, shown),
+        _provenance_table(report),
+        _facts_table(report),
+    ]
+    return _page(report, "\n".join(part for part in body if part), figures)
+
+
+_FRONTIER_NOTE = (
+    "Every candidate that keeps the promise. Large markers joined by the dotted line are the frontier:"
+    " nothing is both cheaper and faster. The star is the cheapest."
+)
+_LATENCY_NOTE = (
+    "The share of requests at or below each value. The dashed red line is the limit; the curve should be"
+    " above the dotted line where they cross. A joint promise counts requests that meet all limits at once."
+)
+_LOAD_NOTE = (
+    "The same fleet under this traffic with its arrivals sped up or slowed down. Green circles keep the"
+    " promise, red crosses break it; the knee is the highest load that keeps it."
+)
+
+
+def _figures(report: PlanReport, shown: Candidate | None) -> dict[str, Any]:
+    found = {"frontier": frontier_figure(report)}
+    if shown is not None:
+        found |= latency_figures(report, shown)
+        found["load"] = load_figure(shown)
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _answer(report: PlanReport, shown: Candidate | None) -> str:
+    promise = html_text(words.promise_words(report.promise))
+    title = f"<h1>{html_text(report.name)}</h1>"
+    traffic = f'<p class="soft">Traffic: {html_text(report.traffic)}</p>' if report.traffic else ""
+    if shown is None:
+        return f'{title}<p class="lead">No deployment could be tried: {promise}.</p>{traffic}'
+    fleet = html_text(words.candidate_words(shown))
+    if report.plan.winner is None:
+        lead = (
+            f"No deployment keeps the promise ({promise}). The nearest is <strong>{fleet}</strong>:"
+            f" {html_text(words.shortfall_words(shown))}."
+        )
+    else:
+        lead = f"The cheapest deployment that keeps the promise ({promise}) is <strong>{fleet}</strong>."
+    return f'{title}<p class="lead">{lead}</p>{traffic}{_cards(shown, report)}'
+
+
+def _cards(shown: Candidate, report: PlanReport) -> str:
+    cards: list[tuple[str, str, str]] = [("Model", words.model_name(shown), shown.deployment.model.name)]
+    if shown.cost is not None:
+        cost = shown.cost
+        at_capacity = ""
+        if math.isfinite(cost.usd_per_mtok_output_at_capacity):
+            at_capacity = f"{format_usd(cost.usd_per_mtok_output_at_capacity)} at capacity"
+        cards.append(("$ per Mtok output at load", format_usd(cost.usd_per_mtok_output_at_load), at_capacity))
+        note = f"{format_usd(cost.usd_per_h)}/h x 730 h, this load always; {cost.num_gpus_rented} GPUs rented"
+        cards.append(("A month", format_usd(cost.usd_per_month), note))
+    if shown.summary is not None:
+        summary = shown.summary
+        if words.has_joint_limit(report.promise):
+            interval = (
+                f"95% interval {100 * summary.attainment.low:.2f} to {100 * summary.attainment.high:.2f}%"
+            )
+            note = f"{interval}, {summary.num_requests:,} requests"
+            cards.append(("Requests within the limits", f"{100 * summary.attainment.value:.2f}%", note))
+        for metric in ("ttft", "tpot"):
+            value = words.percentile_words(summary, metric, "p99")
+            cards.append(
+                (f"{metric.upper()} p99", value, f"p50 {words.percentile_words(summary, metric, 'p50')}")
+            )
+    if shown.quality_recovery_pct is not None:
+        low, typical, high = shown.quality_recovery_pct
+        cards.append(
+            ("Quality kept", f"{typical:.1f}%", f"{low:.1f} to {high:.1f}% of the bf16 score expected")
+        )
+    if shown.limited_by:
+        cards.append(("Limited by", shown.limited_by, ""))
+    items = "".join(
+        f'<div class="card"><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd>'
+        f'<dd class="note">{html_text(note)}</dd></div>'
+        for name, value, note in cards
+    )
+    return f'<dl class="cards">{items}</dl>'
+
+
+def _launch(report: PlanReport) -> str:
+    if not report.launch_command:
+        return ""
+    command = html_text(report.launch_command, keep="\n")
+    return f'<h2>Launch</h2><p>On each replica:</p><pre tabindex="0"><code>{command}</code></pre>'
+
+
+def _figure_section(names: list[str], figures: Mapping[str, Any], title: str, note: str) -> str:
+    plots = "".join(
+        f'<div class="plot" id="{name}" role="img" aria-label="{html_text(title)} ({name})"></div>'
+        for name in names
+        if name in figures
+    )
+    if not plots:
+        return ""
+    return (
+        f'<h2>{html_text(title)}</h2><figure><div class="plots">{plots}</div>'
+        f"<figcaption>{html_text(note)}</figcaption></figure>"
+    )
+
+
+def _frontier_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str:
+    if report.plan.winner is None:
+        return ""
+    winner = by_index[report.plan.winner]
+    rows = [
+        [
+            words.fleet_words(by_index[i]),
+            _usd(by_index[i], "usd_per_mtok_output_at_load"),
+            format_duration(by_index[i].latency_s),
+            words.against_winner_words(by_index[i], winner),
+        ]
+        for i in report.plan.frontier
+    ]
+    head = ["Fleet", "$/Mtok output at load", "E2E", "Against the cheapest"]
+    return _table("The frontier: what each alternative gives up and gains", head, rows, numeric={1, 2})
+
+
+def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str:
+    ranked = [by_index[i] for i in report.plan.ranking]
+    if not ranked:
+        return ""
+    compare_models = words.several_models(report.plan)
+    head = [
+        "#",
+        *(["Model"] if compare_models else []),
+        "GPUs",
+        "TP",
+        "Weights/KV",
+        "Seqs/tokens",
+        "Replicas",
+        "$/h",
+        "$/Mtok out at load",
+    ]
+    head += ["at capacity", "$/Mtok total at load", "Attainment %", "TTFT p99", "TPOT p99", "Limited by"]
+    rows = [
+        [
+            str(rank),
+            *([words.model_name(c)] if compare_models else []),
+            f"{c.deployment.num_gpus} x {c.deployment.gpu.name}",
+            str(c.deployment.parallelism.tensor_parallel_size),
+            words.precision_words(c),
+            words.settings_words(c),
+            str(c.deployment.num_replicas),
+            _usd(c, "usd_per_h"),
+            _usd(c, "usd_per_mtok_output_at_load"),
+            _usd(c, "usd_per_mtok_output_at_capacity"),
+            _usd(c, "usd_per_mtok_total_at_load"),
+            words.attainment_cell(c, report.promise),
+            words.percentile_words(c.summary, "ttft", "p99"),
+            words.percentile_words(c.summary, "tpot", "p99"),
+            c.limited_by or "-",
+        ]
+        for rank, c in enumerate(ranked[:NUM_RANKED], start=1)
+    ]
+    shift = int(compare_models)
+    numeric = {0, 2 + shift, *range(5 + shift, 13 + shift)}
+    caption = f"The {len(rows)} cheapest of {len(ranked):,} that keep the promise"
+    return "<h2>Ranking</h2>" + _table(caption, head, rows, numeric=numeric, best=True)
+
+
+def _rejection_table(report: PlanReport) -> str:
+    found = words.rejections(report.plan)
+    if not found:
+        return ""
+    rows = [[f"{r.num_candidates:,}", words.STATUS_WORDS[r.status], r.example] for r in found]
+    total = sum(r.num_candidates for r in found)
+    caption = f"{total:,} of {len(report.plan.candidates):,} candidates, by kind of reason"
+    head = ["Candidates", "Why", "For example"]
+    return "<h2>What was turned down</h2>" + _table(caption, head, rows, numeric={0})
+
+
+def _warnings(report: PlanReport, shown: Candidate | None) -> str:
+    warnings = [*report.warnings, *(shown.warnings if shown else ())]
+    if not warnings:
+        return ""
+    items = "".join(f"<li>{html_text(w)}</li>" for w in warnings)
+    return f'<h2>Know before you trust it</h2><ul class="warnings">{items}</ul>'
+
+
+def _provenance_table(report: PlanReport) -> str:
+    if not report.provenance:
+        return ""
+    rows = [[name, p.kind, p.source, p.accessed, p.note] for name, p in sorted(report.provenance.items())]
+    head = ["Figure", "Kind", "Source", "Read on", "Note"]
+    return "<h2>Where the numbers come from</h2>" + _table("Origin of every figure used", head, rows)
+
+
+def _facts_table(report: PlanReport) -> str:
+    plan = report.plan
+    rows = [
+        ["candidates", f"{len(plan.candidates):,}"],
+        ["simulated", f"{plan.num_simulated:,} candidates, {plan.num_simulated_requests:,} requests"],
+        ["search time", format_duration(plan.wall_s)],
+        *([name, value] for name, value in report.facts.items()),
+    ]
+    return "<h2>To make this plan again</h2>" + _table("Versions, inputs and search", ["What", "Value"], rows)
+
+
+def _usd(candidate: Candidate, field: str) -> str:
+    return "-" if candidate.cost is None else format_usd(getattr(candidate.cost, field))
+
+
+def _table(
+    caption: str,
+    head: list[str],
+    rows: Iterable[list[str]],
+    *,
+    numeric: Set[int] = frozenset(),
+    best: bool = False,
+) -> str:
+    def cell(tag: str, column: int, text: str) -> str:
+        names = "num" if column in numeric else "long" if len(text) > 30 else "name"
+        attributes = f' class="{names}"' + (' scope="col"' if tag == "th" else "")
+        return f"<{tag}{attributes}>{html_text(text)}</{tag}>"
+
+    header = "".join(cell("th", i, text) for i, text in enumerate(head))
+    lines = []
+    for number, row in enumerate(rows):
+        mark = ' class="best"' if best and number == 0 else ""
+        lines.append(f"<tr{mark}>{''.join(cell('td', i, text) for i, text in enumerate(row))}</tr>")
+    return (
+        f'<div class="table" tabindex="0" role="region" aria-label="{html_text(caption)}"><table>'
+        f"<caption>{html_text(caption)}</caption><thead><tr>{header}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _page(report: PlanReport, body: str, figures: Mapping[str, Any]) -> str:
+    files = importlib.resources.files("servewise.report")
+    style = files.joinpath("page.css").read_text(encoding="utf-8")
+    scripts: list[str] = []
+    if figures:
+        from plotly.offline import get_plotlyjs  # heavy, and only this page needs it
+
+        scripts = [get_plotlyjs(), files.joinpath("page.js").read_text(encoding="utf-8")]
+    allowed = " ".join(_hash(script) for script in scripts) or "'none'"
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:;"
+        " base-uri 'none'; form-action 'none'"
+    )
+    code = "".join(f"<script>{script}</script>\n" for script in scripts)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html_text(report.name)}: servewise plan</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n"
+        f'<footer class="soft"><p>Made by servewise {html_text(__version__)}.</p></footer>\n'
+        f'<script type="application/json" id="figures">{json_in_html(figures)}</script>\n{code}'
+        "</body>\n</html>\n"
+    )
+
+
+def _hash(script: str) -> str:
+    """The policy's name for a script: browsers hash its text with line ends as LF."""
+    digest = hashlib.sha256(script.replace("\r\n", "\n").replace("\r", "\n").encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

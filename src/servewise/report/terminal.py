@@ -1,0 +1,212 @@
+"""A plan as text that reads well at 100 columns."""
+
+from __future__ import annotations
+
+import math
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from servewise.report import words
+from servewise.report.escape import visible
+from servewise.report.view import PlanReport
+from servewise.types import Candidate
+from servewise.units import format_duration, format_usd
+
+__all__ = ["plan_terminal"]
+
+NUM_RANKED = 10
+NUM_REJECTIONS = 8
+
+
+def plan_terminal(report: PlanReport) -> RenderableType:
+    """Lay out a plan for a terminal: the answer first, then what it was chosen from, then the caveats.
+
+    Parameters
+    ----------
+    report : PlanReport
+
+    Returns
+    -------
+    rich renderable
+        Names in it are shown, not obeyed: it holds no markup and no control characters of theirs.
+    """
+    by_index = {c.index: c for c in report.plan.candidates}
+    parts: list[RenderableType] = []
+    winner = None if report.plan.winner is None else by_index[report.plan.winner]
+    parts += _answer(report, winner) if winner else _no_answer(report, by_index)
+    if report.plan.ranking:
+        parts += _ranking(report, [by_index[i] for i in report.plan.ranking])
+    if winner and report.plan.frontier:
+        parts += _frontier(report, [by_index[i] for i in report.plan.frontier], winner)
+    parts += _rejected(report)
+    parts += _warnings(report, winner)
+    parts.append(_footer(report, winner))
+    return Group(*parts)
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(visible(text), style=style)
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{visible(text)}", style="bold")
+
+
+def _facts(rows: list[tuple[str, str]]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), _line(value))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
+    rows = [("model", winner.deployment.model.name), ("cost", words.cost_words(winner))]
+    rows.append(("promise", words.promise_words(report.promise)))
+    if winner.summary is not None:
+        summary = winner.summary
+        if words.has_joint_limit(report.promise):
+            attainment = words.attainment_words(summary.attainment)
+            rows.append(("kept by", f"{attainment} of {summary.num_requests:,} requests"))
+        rows.append(("latency", words.latency_words(summary, report.promise)))
+    if winner.quality_recovery_pct is not None:
+        low, typical, high = winner.quality_recovery_pct
+        rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected"))
+    rows.append(("limited by", winner.limited_by or "-"))
+    if report.traffic:
+        rows.append(("traffic", report.traffic))
+    parts: list[RenderableType] = [
+        _line(f"{report.name}: {words.candidate_words(winner)}", "bold"),
+        _facts(rows),
+    ]
+    if report.launch_command:
+        command = Text(visible(report.launch_command, keep="\n"), overflow="fold", no_wrap=False)
+        replicas = winner.deployment.num_replicas
+        where = f" (each of {replicas} replicas)" if replicas > 1 else ""
+        parts += [_heading(f"Launch{where}"), Padding(command, (0, 0, 0, 2))]
+    return parts
+
+
+def _no_answer(report: PlanReport, by_index: dict[int, Candidate]) -> list[RenderableType]:
+    parts: list[RenderableType] = [
+        _line(f"{report.name}: no deployment keeps the promise", "bold"),
+        _facts([("promise", words.promise_words(report.promise)), ("traffic", report.traffic or "-")]),
+    ]
+    if report.plan.nearest is not None:
+        nearest = by_index[report.plan.nearest]
+        rows = [("nearest", words.candidate_words(nearest)), ("how far", words.shortfall_words(nearest))]
+        if nearest.cost is not None:
+            rows.append(("cost", f"{format_usd(nearest.cost.usd_per_h)}/h"))
+        if nearest.summary is not None:
+            rows.append(("latency", words.latency_words(nearest.summary, report.promise)))
+        parts.append(_facts(rows))
+    return parts
+
+
+def _ranking(report: PlanReport, ranked: list[Candidate]) -> list[RenderableType]:
+    compare_models = words.several_models(report.plan)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("#", justify="right", no_wrap=True)
+    if compare_models:
+        table.add_column("model", overflow="fold")
+    table.add_column("GPUs", overflow="fold", min_width=12)
+    table.add_column("TP", justify="right", no_wrap=True)
+    table.add_column("weights\n/KV", overflow="fold")
+    table.add_column("seqs\n/tokens", overflow="fold")
+    table.add_column("N", justify="right", no_wrap=True)
+    for name in ("$/h", "$/Mtok\n@load", "@cap", "attain\n%", "TTFT\np99", "TPOT\np99"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rank, candidate in enumerate(ranked[:NUM_RANKED], start=1):
+        cells = [
+            str(rank),
+            *([words.model_name(candidate)] if compare_models else []),
+            *_cells(candidate, report),
+        ]
+        table.add_row(*(_line(cell) for cell in cells), style="bold" if rank == 1 else "")
+    shown = min(NUM_RANKED, len(ranked))
+    more = f", first {shown} of {len(ranked)}" if len(ranked) > shown else ""
+    return [_heading(f"Keep the promise, cheapest first{more} ($ per Mtok of output)"), table]
+
+
+def _cells(candidate: Candidate, report: PlanReport) -> list[str]:
+    cost, summary = candidate.cost, candidate.summary
+    return [
+        f"{candidate.deployment.num_gpus} x {candidate.deployment.gpu.name}",
+        str(candidate.deployment.parallelism.tensor_parallel_size),
+        words.precision_words(candidate),
+        words.settings_words(candidate),
+        str(candidate.deployment.num_replicas),
+        "-" if cost is None else f"{cost.usd_per_h:,.2f}",
+        "-" if cost is None else _money(cost.usd_per_mtok_output_at_load),
+        "-" if cost is None else _money(cost.usd_per_mtok_output_at_capacity),
+        words.attainment_cell(candidate, report.promise),
+        words.percentile_words(summary, "ttft", "p99"),
+        words.percentile_words(summary, "tpot", "p99"),
+    ]
+
+
+def _money(usd: float) -> str:
+    return format_usd(usd).lstrip("$") if math.isfinite(usd) else "-"
+
+
+def _frontier(report: PlanReport, frontier: list[Candidate], winner: Candidate) -> list[RenderableType]:
+    rank = {index: position for position, index in enumerate(report.plan.ranking, start=1)}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("fleet", overflow="fold")
+    table.add_column("$/Mtok\n@load", justify="right", no_wrap=True)
+    table.add_column("latency", justify="right", no_wrap=True)
+    table.add_column("against the cheapest", overflow="fold")
+    for candidate in frontier:
+        table.add_row(
+            str(rank.get(candidate.index, "-")),
+            _line(words.fleet_words(candidate)),
+            "-" if candidate.cost is None else _money(candidate.cost.usd_per_mtok_output_at_load),
+            format_duration(candidate.latency_s),
+            _line(words.against_winner_words(candidate, winner)),
+        )
+    percent = f"{100 * report.promise.attainment:g}"
+    return [_heading(f"Frontier: nothing is both cheaper and faster (latency: E2E p{percent})"), table]
+
+
+def _rejected(report: PlanReport) -> list[RenderableType]:
+    found = words.rejections(report.plan)
+    if not found:
+        return []
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for rejection in found[:NUM_REJECTIONS]:
+        text = f"{words.STATUS_WORDS[rejection.status]}: e.g. {rejection.example}"
+        table.add_row(f"{rejection.num_candidates}", _line(text))
+    if len(found) > NUM_REJECTIONS:
+        rest = found[NUM_REJECTIONS:]
+        table.add_row(f"{sum(r.num_candidates for r in rest)}", f"for {len(rest)} other kinds of reason")
+    total = sum(r.num_candidates for r in found)
+    return [
+        _heading(f"Turned down: {total:,} of {len(report.plan.candidates):,} candidates"),
+        Padding(table, (0, 0, 0, 2)),
+    ]
+
+
+def _warnings(report: PlanReport, winner: Candidate | None) -> list[RenderableType]:
+    warnings = [*report.warnings, *(winner.warnings if winner else ())]
+    if not warnings:
+        return []
+    return [_heading("Know before you trust it"), *(Padding(_line(f"- {w}"), (0, 0, 0, 2)) for w in warnings)]
+
+
+def _footer(report: PlanReport, winner: Candidate | None) -> RenderableType:
+    plan = report.plan
+    text = (
+        f"{len(plan.candidates):,} candidates, {plan.num_simulated:,} simulated"
+        f" ({plan.num_simulated_requests:,} requests) in {plan.wall_s:.1f} s"
+    )
+    if winner is not None and winner.cost is not None:
+        text += f"; prices of {winner.cost.price_date} ({winner.cost.price_source})"
+    return Text(f"\n{visible(text)}", style="dim")

@@ -1,0 +1,223 @@
+"""A plan in words: the sentences and figures that the terminal and the page share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from servewise.types import Candidate, CandidateStatus, Estimate, LoadPoint, Plan, Promise, Summary
+from servewise.units import format_duration, format_usd
+
+__all__ = [
+    "Rejection",
+    "against_winner_words",
+    "attainment_cell",
+    "attainment_words",
+    "candidate_words",
+    "cost_words",
+    "fleet_words",
+    "has_joint_limit",
+    "knee",
+    "latency_words",
+    "model_name",
+    "percentile_words",
+    "precision_words",
+    "promise_words",
+    "rejections",
+    "settings_words",
+    "several_models",
+    "shortfall",
+    "shortfall_words",
+]
+
+STATUS_WORDS: Final[Mapping[CandidateStatus, str]] = {
+    "infeasible": "cannot run",
+    "broken": "does not keep the promise",
+    "dominated": "proven no better, not simulated",
+    "same_schedule": "behaves exactly like another candidate",
+}
+
+
+def candidate_words(candidate: Candidate) -> str:
+    """Say what a fleet is, e.g. ``8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0``."""
+    deployment = candidate.deployment
+    parallelism = deployment.parallelism
+    replicas = f"{deployment.num_replicas} replica{'s' if deployment.num_replicas > 1 else ''}"
+    spread = f"TP{parallelism.tensor_parallel_size}"
+    if parallelism.pipeline_parallel_size > 1:
+        spread += f" PP{parallelism.pipeline_parallel_size}"
+    if parallelism.data_parallel_size > 1:
+        spread += f" DP{parallelism.data_parallel_size}"
+    if parallelism.expert_parallel_size > 1:
+        spread += f" EP{parallelism.expert_parallel_size}"
+    return (
+        f"{deployment.num_gpus} x {deployment.gpu.name}: {replicas}, {spread},"
+        f" {deployment.precision.weights} weights, {deployment.precision.kv} KV,"
+        f" {deployment.engine} {deployment.engine_version}"
+    )
+
+
+def fleet_words(candidate: Candidate) -> str:
+    """Say what a fleet is in few words, e.g. ``8 x H100-SXM-80GB: 2 x TP4 fp8/bf16 256/8192``."""
+    deployment = candidate.deployment
+    tensor = deployment.parallelism.tensor_parallel_size
+    return (
+        f"{deployment.num_gpus} x {deployment.gpu.name}: {deployment.num_replicas} x TP{tensor}"
+        f" {precision_words(candidate)} {settings_words(candidate)}"
+    )
+
+
+def precision_words(candidate: Candidate) -> str:
+    """Weights and KV precision, e.g. ``fp8/bf16``."""
+    return f"{candidate.deployment.precision.weights}/{candidate.deployment.precision.kv}"
+
+
+def settings_words(candidate: Candidate) -> str:
+    """``max_num_seqs/max_num_batched_tokens``, e.g. ``256/8192``."""
+    params = candidate.deployment.params
+    return f"{params.max_num_seqs}/{params.max_num_batched_tokens}"
+
+
+def model_name(candidate: Candidate) -> str:
+    """A model's name without the organisation."""
+    return candidate.deployment.model.name.rsplit("/", 1)[-1]
+
+
+def several_models(plan: Plan) -> bool:
+    """Whether the plan compares models."""
+    return len({c.deployment.model.name for c in plan.candidates}) > 1
+
+
+def promise_words(promise: Promise) -> str:
+    """The promise, e.g. ``TTFT <= 1.00 s and TPOT <= 50 ms for 99% of requests; TTFT p99.9 <= 2.00 s``."""
+    limits = (("TTFT", promise.ttft_s), ("TPOT", promise.tpot_s), ("E2E", promise.e2e_s))
+    joint = [f"{name} <= {format_duration(limit)}" for name, limit in limits if limit is not None]
+    parts = []
+    if joint:
+        parts.append(f"{' and '.join(joint)} for {100 * promise.attainment:g}% of requests")
+    parts += [
+        f"{p.metric.upper()} p{p.percentile:g} <= {format_duration(p.limit_s)}" for p in promise.percentiles
+    ]
+    if promise.deadline_s is not None:
+        parts.append(f"everything within {format_duration(promise.deadline_s)}")
+    return "; ".join(parts) if parts else "every request finishes (throughput)"
+
+
+def attainment_words(attainment: Estimate) -> str:
+    """An attainment with its interval, e.g. ``99.62% [99.31, 99.80]``."""
+    return f"{100 * attainment.value:.2f}% [{100 * attainment.low:.2f}, {100 * attainment.high:.2f}]"
+
+
+def percentile_words(summary: Summary | None, metric: str, percentile: str) -> str:
+    """A percentile as a duration; ``-`` when it was not computed."""
+    estimate = None if summary is None else summary.percentiles.get(metric, {}).get(percentile)
+    return "-" if estimate is None else format_duration(estimate.value)
+
+
+def latency_words(summary: Summary, promise: Promise) -> str:
+    """The p99 of each metric and the promised percentiles, e.g. ``TTFT p99 612 ms, TPOT p99 41 ms``."""
+    wanted = dict.fromkeys((metric, "p99") for metric in ("ttft", "tpot", "e2e", "itl"))
+    wanted |= dict.fromkeys((limit.metric, f"p{limit.percentile:g}") for limit in promise.percentiles)
+    return ", ".join(
+        f"{metric.upper()} {key} {percentile_words(summary, metric, key)}"
+        for metric, key in wanted
+        if key in summary.percentiles.get(metric, {})
+    )
+
+
+def has_joint_limit(promise: Promise) -> bool:
+    """Whether a share of requests is promised, so that attainment means something."""
+    return any(limit is not None for limit in (promise.ttft_s, promise.tpot_s, promise.e2e_s))
+
+
+def attainment_cell(candidate: Candidate, promise: Promise) -> str:
+    """Attainment in percent; ``-`` when no share of requests is promised or nothing was simulated."""
+    if candidate.summary is None or not has_joint_limit(promise):
+        return "-"
+    return f"{100 * candidate.summary.attainment.value:.2f}"
+
+
+def cost_words(candidate: Candidate) -> str:
+    """What a fleet costs per million output tokens, an hour and a month (of this load, always)."""
+    cost = candidate.cost
+    if cost is None:
+        return "no price"
+    at_load, at_capacity = cost.usd_per_mtok_output_at_load, cost.usd_per_mtok_output_at_capacity
+    per_mtok = f"{format_usd(at_load)} per Mtok output at load"
+    if math.isfinite(at_capacity):
+        per_mtok += f", {format_usd(at_capacity)} at capacity"
+    return (
+        f"{per_mtok}; {format_usd(cost.usd_per_month)} a month at this load always"
+        f" ({format_usd(cost.usd_per_h)}/h x 730 h)"
+    )
+
+
+def shortfall_words(candidate: Candidate) -> str:
+    """How far a candidate that does not keep the promise is from it."""
+    if candidate.summary is not None and candidate.summary.broken:
+        return "; ".join(candidate.summary.broken)
+    return candidate.reason or "no reason recorded"
+
+
+def shortfall(plan: Plan) -> str:
+    """Without a winner: which candidate came nearest and how far it is from the promise."""
+    nearest = next((c for c in plan.candidates if c.index == plan.nearest), None)
+    if nearest is None:
+        return "no candidate could be simulated (see what was turned down and why)"
+    return f"nearest: {candidate_words(nearest)}: {shortfall_words(nearest)}"
+
+
+def against_winner_words(candidate: Candidate, winner: Candidate) -> str:
+    """What another fleet gives up and gains against the cheapest, e.g. ``cost +12%, time -30%``."""
+    if candidate.index == winner.index:
+        return "the cheapest"
+    parts = []
+    if candidate.cost is not None and winner.cost is not None:
+        ratio = candidate.cost.usd_per_mtok_output_at_load / winner.cost.usd_per_mtok_output_at_load
+        parts.append(f"cost {100 * (ratio - 1):+.0f}%")
+    parts.append(f"time {100 * (candidate.latency_s / winner.latency_s - 1):+.0f}%")
+    gpus = candidate.deployment.num_gpus - winner.deployment.num_gpus
+    if gpus:
+        parts.append(f"{gpus:+d} GPU{'s' if abs(gpus) > 1 else ''}")
+    return ", ".join(parts)
+
+
+def knee(curve: tuple[LoadPoint, ...]) -> LoadPoint | None:
+    """The highest load at which the promise is kept; None when no load of the curve keeps it."""
+    kept = [point for point in curve if point.promise_kept]
+    return max(kept, key=lambda point: point.offered_rps) if kept else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Candidates turned down for the same kind of reason.
+
+    ``example`` is the reason of the first of them; the others may differ in their numbers and names.
+    """
+
+    status: CandidateStatus
+    num_candidates: int
+    example: str
+
+
+_NUMBERS: Final = re.compile(r"[0-9][0-9.,]*")
+
+
+def rejections(plan: Plan) -> tuple[Rejection, ...]:
+    """Group the candidates that were not kept by the kind of reason, most frequent first in each status."""
+    groups: dict[tuple[CandidateStatus, str], list[str]] = {}
+    for candidate in plan.candidates:
+        if candidate.status != "kept":
+            text = candidate.reason
+            for name in (candidate.deployment.gpu.name, candidate.deployment.model.name):
+                text = text.replace(name, "")
+            groups.setdefault((candidate.status, _NUMBERS.sub("", text)), []).append(candidate.reason)
+    order = list(STATUS_WORDS)
+    found = [
+        Rejection(status=status, num_candidates=len(reasons), example=reasons[0])
+        for (status, _), reasons in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda r: (order.index(r.status), -r.num_candidates, r.example)))

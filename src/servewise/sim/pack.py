@@ -1,0 +1,171 @@
+"""From the shared types to the kernel's arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servewise.errors import InputError
+from servewise.kernel import layout
+from servewise.types import Deployment, PrefixBlocks, StepTable, Workload
+
+__all__ = ["Packed", "pack_engine", "pack_requests", "pack_times"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A workload as one engine accepts it.
+
+    Parameters
+    ----------
+    requests : layout.Requests
+        Those the engine accepts, in order of arrival.
+    accepted : int64 array or None
+        Their places in the workload; None when all are accepted.
+    num_rejected : int
+        Requests whose prompt leaves no room for a token within ``max_model_len``.
+    node_offsets, nodes : int64 and int32 array
+        Prefix nodes of each request (CSR).
+    span_shift, num_shared, names_output
+        See ``layout.new_prefix``.
+    prompt_nodes : int64 array
+        Nodes of each request that lie within its prompt.
+    """
+
+    requests: layout.Requests
+    accepted: NDArray[np.int64] | None
+    num_rejected: int
+    node_offsets: NDArray[np.int64]
+    nodes: NDArray[np.int32]
+    span_shift: int
+    num_shared: int
+    names_output: bool
+    prompt_nodes: NDArray[np.int64]
+
+
+def pack_times(table: StepTable) -> layout.Times:
+    """Flatten a step table.
+
+    Raises
+    ------
+    InputError
+        When a knot is not a whole number of tokens, on which exact fast-forward rests.
+    """
+    if table.context_knots[0] != 0 or np.any(table.context_knots != np.floor(table.context_knots)):
+        raise InputError("a step table's context_knots must be whole numbers of tokens that start at 0")
+    return layout.Times(
+        knots=table.context_knots,
+        attention_base=table.attention_base_s,
+        attention_slope=table.attention_slope_s,
+        decode_fixed=table.decode_fixed_s,
+        mixed_tokens=table.mixed_tokens_s,
+        sample=table.sample_s,
+        prefill_fixed=table.prefill_fixed_s,
+        prefill_per_token=table.prefill_s_per_token,
+        prefill_per_pair=table.prefill_s_per_pair,
+    )
+
+
+def pack_engine(deployment: Deployment, num_kv_blocks: int, *, fast_forward: bool = True) -> layout.Engine:
+    """Scheduling parameters of a vLLM deployment."""
+    params = deployment.params
+    return layout.Engine(
+        max_num_seqs=params.max_num_seqs,
+        max_num_batched_tokens=params.max_num_batched_tokens,
+        num_blocks=num_kv_blocks,
+        block_shift=params.block_size_tokens.bit_length() - 1,
+        lag=int(params.async_scheduling),
+        reserve_full=int(params.scheduler_reserve_full_isl),
+        caching=int(params.enable_prefix_caching),
+        single_step=int(not fast_forward),
+    )
+
+
+def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) -> Packed:
+    """Requests and prefix nodes as the engine sees them: too long prompts rejected, outputs cut at its limit."""
+    limit = deployment.params.max_model_len
+    room = limit - workload.input_tokens
+    accepted: NDArray[np.int64] | None = None
+    prefix = workload.prefix
+    arrival, inputs, outputs, declared = (
+        workload.arrival_s,
+        workload.input_tokens,
+        workload.output_tokens,
+        workload.max_tokens,
+    )
+    if room.min() < 1:
+        accepted = np.flatnonzero(room >= 1)
+        arrival, inputs, outputs, declared, room = (
+            a[accepted] for a in (arrival, inputs, outputs, declared, room)
+        )
+        prefix = None if prefix is None else _select(prefix, accepted)
+    outputs = np.minimum(outputs, room)
+    by_length = (outputs >= declared) | (outputs == room)
+    requests = layout.Requests(
+        arrival=np.ascontiguousarray(arrival),
+        input_tokens=inputs.astype(np.int32),
+        output_tokens=outputs.astype(np.int32),
+        by_length=by_length.astype(np.int8),
+        extra=table.request_fixed_s + table.request_s_per_input_token * inputs,
+    )
+    offsets, nodes, span_shift, num_shared, node_tokens = _nodes(
+        prefix, len(arrival), deployment.params.block_size_tokens
+    )
+    listed = np.diff(offsets)
+    return Packed(
+        requests=requests,
+        accepted=accepted,
+        num_rejected=workload.num_requests - len(arrival),
+        node_offsets=offsets,
+        nodes=nodes,
+        span_shift=span_shift,
+        num_shared=num_shared,
+        names_output=bool(np.any(listed * node_tokens > inputs)),
+        prompt_nodes=np.minimum(listed, inputs // node_tokens),
+    )
+
+
+def _select(prefix: PrefixBlocks, chosen: NDArray[np.int64]) -> PrefixBlocks:
+    """Keep some rows of a CSR table."""
+    lengths = np.diff(prefix.offsets)
+    keep = np.zeros(len(lengths), bool)
+    keep[chosen] = True
+    return PrefixBlocks(
+        offsets=np.concatenate(([0], np.cumsum(lengths[chosen]))),
+        ids=prefix.ids[np.repeat(keep, lengths)],
+        num_ids=prefix.num_ids,
+        block_size_tokens=prefix.block_size_tokens,
+    )
+
+
+def _nodes(
+    prefix: PrefixBlocks | None, num_requests: int, block_size_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int32], int, int, int]:
+    """Trace blocks as nodes of whole engine blocks: offsets, nodes, span shift, number of nodes, tokens each."""
+    if prefix is None:
+        return np.zeros(num_requests + 1, np.int64), np.zeros(0, np.int32), 0, 0, block_size_tokens
+    traced = prefix.block_size_tokens
+    if traced >= block_size_tokens:
+        if traced % block_size_tokens:
+            raise InputError(
+                f"prefix blocks of {traced} tokens cannot be cut into engine blocks of {block_size_tokens}; "
+                "use a trace whose block size is a multiple of the engine's"
+            )
+        span_shift = (traced // block_size_tokens).bit_length() - 1
+        if traced != block_size_tokens << span_shift:
+            raise InputError(f"prefix blocks must be a power of two times the engine's block, got {traced} tokens")
+        return prefix.offsets, prefix.ids.astype(np.int32), span_shift, prefix.num_ids, traced
+    ratio, left = divmod(block_size_tokens, traced)
+    if left:
+        raise InputError(
+            f"engine blocks of {block_size_tokens} tokens cannot be made of prefix blocks of {traced}; "
+            "the engine's block size must be a multiple of the trace's"
+        )
+    # the identity of an engine block is that of its last trace block, which stands for all before it
+    lengths = np.diff(prefix.offsets) // ratio
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    places = np.repeat(prefix.offsets[:-1], lengths) + within * ratio + ratio - 1
+    return offsets, prefix.ids[places].astype(np.int32), 0, prefix.num_ids, block_size_tokens

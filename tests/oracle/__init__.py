@@ -1,0 +1,1 @@
+"""Second, plain implementations of what the kernel does fast: the oracle it is compared with."""

@@ -1,0 +1,397 @@
+"""vLLM 0.33's V1 engine, step by step and in plain Python, to be read beside ``docs/vllm-scheduler.md``.
+
+Nothing here is fast: one object a request and a KV block, lists for queues, one event a loop iteration. It
+shares no code with the numba kernel, so that a difference between the two is a mistake in one of them.
+
+Life of a request: ``submit`` -> waiting list -> running list (rows in steps) -> its last token is processed.
+A preempted request goes back to the front of the waiting list.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from oracle.blocks_plain import Block, BlockPool, Identity
+from servewise.types import StepTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request as the client sends it, with the output length that it will turn out to have.
+
+    ``block_ids`` names its first full blocks (engine block size), of the prompt and perhaps of the output.
+    """
+
+    id: int
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    max_tokens: int
+    block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """The engine's settings; ``num_kv_blocks`` are usable blocks, the engine's null block not among them."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_kv_blocks: int
+    block_size_tokens: int
+    enable_prefix_caching: bool = False
+    async_scheduling: bool = True
+    scheduler_reserve_full_isl: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """A step that ran: ``rows`` are (request id, tokens) in the order in which they were planned."""
+
+    start_s: float
+    duration_s: float
+    rows: tuple[tuple[int, int], ...]
+
+    @property
+    def end_s(self) -> float:
+        """When its outputs were processed [s]."""
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestResult:
+    """What happened to one request; ``cached_tokens`` is the prefix hit of its first admission."""
+
+    id: int
+    scheduled_s: float
+    first_token_s: float
+    last_token_s: float
+    cached_tokens: int
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A run: one entry a request in the order given, and every step. Peaks are taken after each plan."""
+
+    requests: tuple[RequestResult, ...]
+    steps: tuple[StepRecord, ...]
+    num_preemptions: int
+    peak_running: int
+    peak_blocks: int
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request inside the engine.
+
+    ``generated`` tokens have been processed; ``in_flight`` more are being sampled by a step that is running
+    or planned. ``computed`` tokens have a place in the KV cache (counted when planned). Rows that begin below
+    ``prefill_target`` (known tokens at the last admission) are prefill.
+    """
+
+    request: Request
+    generated: int = 0
+    in_flight: int = 0
+    computed: int = 0
+    prefill_target: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    num_hashed: int = 0
+    finished: bool = False
+    scheduled_s: float = math.nan
+    first_token_s: float = math.nan
+    last_token_s: float = math.nan
+    cached_tokens: int = -1
+    num_preemptions: int = 0
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and output, those still in flight included."""
+        return self.request.input_tokens + self.generated + self.in_flight
+
+    def identity(self, index: int) -> Identity:
+        """What its full block ``index`` contains."""
+        named = self.request.block_ids
+        return named[index] if index < len(named) else ("own", self.request.id, index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """``tokens`` of one request in one step, after ``start`` computed ones."""
+
+    live: Live
+    tokens: int
+    start: int
+    is_prefill: bool
+    samples: bool
+
+
+def step_duration(times: StepTable, rows: Iterable[Row]) -> float:
+    """Duration of a step [s], by the formula in :class:`StepTable`."""
+    n = context = p = a = q = 0
+    for row in rows:
+        q += row.samples
+        if row.is_prefill:
+            p += row.tokens
+            # Token i of the chunk (from 1) attends to `start` earlier tokens and to i of the chunk.
+            a += row.tokens * row.start + row.tokens * (row.tokens + 1) // 2
+        else:
+            n += 1
+            context += row.start + 1
+    attention = 0.0
+    if n > 0:
+        knot = bisect_right(times.context_knots.tolist(), context / n) - 1
+        attention = float(times.attention_base_s[n, knot]) + float(times.attention_slope_s[n, knot]) * context
+    if p == 0:
+        return float(times.decode_fixed_s[n]) + attention
+    return (
+        float(times.mixed_tokens_s[n + p])
+        + attention
+        + float(times.sample_s[q])
+        + times.prefill_fixed_s
+        + times.prefill_s_per_token * p
+        + times.prefill_s_per_pair * a
+    )
+
+
+class Engine:
+    """One replica. Time passes only in :meth:`run_until`."""
+
+    def __init__(self, params: Params, times: StepTable) -> None:
+        self.params = params
+        self.times = times
+        self.pool = BlockPool(params.num_kv_blocks, params.enable_prefix_caching)
+        self.lives: list[Live] = []
+        self.inbox: list[Live] = []  # submitted, not yet seen by a plan
+        self.waiting: list[Live] = []
+        self.running: list[Live] = []
+        self.step: list[Row] = []  # running now
+        self.step_end_s = math.inf
+        self.planned: list[Row] = []  # the step after it (async only)
+        self.begin_s = math.inf  # a step ended then; the next has not begun yet
+        self.steps: list[StepRecord] = []
+        self.peak_running = 0
+        self.peak_blocks = 0
+
+    def submit(self, request: Request) -> Live:
+        """Hand over a request, in order of arrival."""
+        live = Live(request)
+        self.lives.append(live)
+        self.inbox.append(live)
+        return live
+
+    # ---------------------------------------------------------------- time
+
+    def run_until(self, limit_s: float) -> None:
+        """Process every step that ends at or before ``limit_s`` and every plan made before it.
+
+        A plan made exactly at ``limit_s`` is left open: a request that arrives then still belongs to it.
+        """
+        while self.advance(limit_s):
+            pass
+
+    def advance(self, limit_s: float) -> bool:
+        """Process the next event, a step's end or the begin of one; False when none is due."""
+        if self.step:
+            if self.step_end_s > limit_s:
+                return False
+            self._process_outputs()
+            return True
+        begin_s = self.begin_s
+        if begin_s == math.inf and self.inbox:  # idle
+            begin_s = self.inbox[0].request.arrival_s
+        if begin_s >= limit_s:
+            return False
+        self._begin(begin_s)
+        return True
+
+    def _begin(self, now_s: float) -> None:
+        """Start the planned step, and plan the one after it (async); plan first if nothing is planned."""
+        self.begin_s = math.inf
+        while self.inbox and self.inbox[0].request.arrival_s <= now_s:
+            self.waiting.append(self.inbox.pop(0))
+        rows = self.planned or self._plan()
+        self.planned = []
+        if not rows:
+            assert not self.running, "a request is running but nothing can be planned"
+            assert not self.waiting, "a request waits for an empty engine"
+            return
+        duration_s = step_duration(self.times, rows)
+        self.step, self.step_end_s = rows, now_s + duration_s
+        for row in rows:
+            if math.isnan(row.live.scheduled_s):
+                row.live.scheduled_s = now_s
+        row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
+        self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=row_ids))
+        if self.params.async_scheduling:
+            self.planned = self._plan()
+
+    def _process_outputs(self) -> None:
+        """Deliver the tokens of the step that ends now and let finished requests go."""
+        for row in self.step:
+            live = row.live
+            if live.finished or not row.samples:  # finished: this was its wasted row
+                continue
+            live.in_flight -= 1
+            live.generated += 1
+            if live.generated == 1:
+                live.first_token_s = self.step_end_s
+            if live.generated == live.request.output_tokens:
+                live.finished = True
+                live.last_token_s = self.step_end_s
+                # A request preempted while its last token was in flight is in the waiting list.
+                (self.running if live in self.running else self.waiting).remove(live)
+                self._release_blocks(live)
+        self.begin_s = self.step_end_s
+        self.step, self.step_end_s = [], math.inf
+
+    # ---------------------------------------------------------------- plan
+
+    def _plan(self) -> list[Row]:
+        rows: list[Row] = []
+        preempted = self._plan_running(rows)
+        if not preempted:
+            self._plan_waiting(rows)
+        self.peak_running = max(self.peak_running, len(self.running))
+        self.peak_blocks = max(self.peak_blocks, self.params.num_kv_blocks - len(self.pool.free))
+        return rows
+
+    def _budget_left(self, rows: list[Row]) -> int:
+        return self.params.max_num_batched_tokens - sum(row.tokens for row in rows)
+
+    def _plan_running(self, rows: list[Row]) -> bool:
+        """Give tokens to the running list in order; True when somebody was preempted."""
+        preempted = False
+        index = 0
+        while index < len(self.running) and self._budget_left(rows) > 0:
+            live = self.running[index]
+            index += 1
+            if live.in_flight > 0 and live.generated + live.in_flight >= live.request.max_tokens:
+                continue  # its last token is in flight, known by length
+            tokens = min(live.known - live.computed, self._budget_left(rows))
+            while self._blocks_short(live, tokens) > len(self.pool.free):
+                victim = self.running.pop()
+                self._preempt(victim)
+                preempted = True
+                if victim is live:
+                    return preempted
+            self._add_row(rows, live, tokens)
+        return preempted
+
+    def _preempt(self, victim: Live) -> None:
+        # `in_flight` stays: the token is still delivered when its step ends.
+        self._release_blocks(victim)
+        victim.computed = 0
+        victim.num_preemptions += 1
+        self.waiting.insert(0, victim)
+
+    def _plan_waiting(self, rows: list[Row]) -> None:
+        """Admit from the head of the waiting list until something is short."""
+        while self.waiting and self._budget_left(rows) > 0 and len(self.running) < self.params.max_num_seqs:
+            live = self.waiting[0]
+            assert live.in_flight == 0, "the step before the plan that preempted it has been processed"
+            hits = self._lookup(live)
+            hit_tokens = len(hits) * self.params.block_size_tokens
+            chunk = min(live.known - hit_tokens, self._budget_left(rows))
+            must_fit = live.known if self.params.scheduler_reserve_full_isl else hit_tokens + chunk
+            new_blocks = self._blocks_for(must_fit) - len(hits)
+            # Hit blocks that are free now leave the free queue too when touched.
+            if new_blocks + sum(block.ref == 0 for block in hits) > len(self.pool.free):
+                return
+            self.running.append(self.waiting.pop(0))
+            for block in hits:
+                self.pool.touch(block)
+            live.blocks = hits
+            live.num_hashed = len(hits)
+            live.computed = hit_tokens
+            live.prefill_target = live.known
+            if live.cached_tokens < 0:
+                live.cached_tokens = hit_tokens
+            self._add_row(rows, live, chunk)
+
+    def _lookup(self, live: Live) -> list[Block]:
+        """The longest run of cached blocks from the start that leaves at least one token to compute."""
+        hits: list[Block] = []
+        if self.params.enable_prefix_caching:
+            for index in range((live.known - 1) // self.params.block_size_tokens):
+                block = self.pool.lookup(live.identity(index))
+                if block is None:
+                    break
+                hits.append(block)
+        return hits
+
+    def _add_row(self, rows: list[Row], live: Live, tokens: int) -> None:
+        """Take the blocks that the row needs, hash those it fills, count its tokens as computed."""
+        assert tokens > 0
+        short = self._blocks_short(live, tokens)
+        if short > 0:
+            live.blocks = live.blocks + self.pool.take(short)
+        row = Row(
+            live=live,
+            tokens=tokens,
+            start=live.computed,
+            is_prefill=live.computed < live.prefill_target,
+            samples=live.computed + tokens == live.known,
+        )
+        rows.append(row)
+        live.computed += tokens
+        live.in_flight += row.samples
+        if self.params.enable_prefix_caching:
+            self._hash_full_blocks(live)
+
+    # ---------------------------------------------------------------- blocks
+
+    def _hash_full_blocks(self, live: Live) -> None:
+        """Make the blocks findable that its computed tokens fill."""
+        # The last output token is never computed, or only by a wasted row, which hashes nothing.
+        last = live.request.input_tokens + live.request.output_tokens - 1
+        num_full = min(live.computed, last) // self.params.block_size_tokens
+        for index in range(live.num_hashed, num_full):
+            self.pool.set_hash(live.blocks[index], live.identity(index))
+            live.num_hashed = index + 1
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.params.block_size_tokens)
+
+    def _blocks_short(self, live: Live, tokens: int) -> int:
+        """Blocks still to be taken for its next ``tokens`` tokens."""
+        return self._blocks_for(live.computed + tokens) - len(live.blocks)
+
+    def _release_blocks(self, live: Live) -> None:
+        self.pool.release(live.blocks)
+        live.blocks = []
+        live.num_hashed = 0
+
+    # ---------------------------------------------------------------- results
+
+    def result(self) -> Result:
+        """What has happened so far, requests in order of submission."""
+        requests = tuple(
+            RequestResult(
+                id=live.request.id,
+                scheduled_s=live.scheduled_s,
+                first_token_s=live.first_token_s,
+                last_token_s=live.last_token_s,
+                cached_tokens=live.cached_tokens,
+                num_preemptions=live.num_preemptions,
+            )
+            for live in self.lives
+        )
+        return Result(
+            requests=requests,
+            steps=tuple(self.steps),
+            num_preemptions=sum(live.num_preemptions for live in self.lives),
+            peak_running=self.peak_running,
+            peak_blocks=self.peak_blocks,
+        )
+
+
+def simulate(requests: Iterable[Request], params: Params, times: StepTable) -> Result:
+    """Run one replica over requests sorted by arrival until all are done."""
+    engine = Engine(params, times)
+    for request in requests:
+        engine.submit(request)
+    engine.run_until(math.inf)
+    return engine.result()

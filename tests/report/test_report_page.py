@@ -1,0 +1,218 @@
+"""The page: self-contained, escaped, and with the plan's figures in it."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import fake_plan
+import pytest
+
+from servewise.report import plan_html
+from servewise.types import LoadPoint, PercentileLimit, Promise
+
+HOSTILE = "</script><img src=x onerror=alert(1)>'\"&"
+
+
+class Page(HTMLParser):
+    """Collects elements, text outside of scripts, and scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self._script: dict[str, str | None] | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self._script = dict(attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._script = None
+
+    def handle_data(self, data: str) -> None:
+        if self._script is None:
+            self.text.append(data)
+        else:
+            self.scripts.append((self._script, data))
+
+    @property
+    def figures(self) -> Any:
+        return next(json.loads(text) for attrs, text in self.scripts if attrs.get("id") == "figures")
+
+    def attribute(self, name: str) -> list[str]:
+        return [value or "" for _, attrs in self.elements for key, value in attrs.items() if key == name]
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return plan_html(fake_plan.report())
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_the_page_loads_nothing(page: Page) -> None:
+    assert page.attribute("src") == []
+    assert page.attribute("href") == []
+    assert {tag for tag, _ in page.elements} & {
+        "link",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "base",
+        "form",
+    } == set()
+
+
+def test_the_policy_allows_exactly_the_pages_own_scripts(html: str, page: Page) -> None:
+    policy = next(
+        a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    bodies = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
+    assert {base64.b64encode(hashlib.sha256(b.encode()).digest()).decode() for b in bodies} == allowed
+    assert len(allowed) == 2
+    assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
+    assert not [key for _, attrs in page.elements for key in attrs if key.startswith("on")]
+
+
+def test_the_answer_is_in_the_text(page: Page) -> None:
+    text = " ".join(page.text)
+    for part in (
+        "support-chatbot",
+        "4 x H100-SXM-80GB: 1 replica, TP4, fp8 weights, bf16 KV, vllm 0.11.0",
+        "$2.823",
+        "$1.694 at capacity",
+        "99.53%",
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct",
+        "cost +100%, time -42%, +4 GPUs",
+        "weights 131.4 GiB > 72.9 GiB usable on H100-SXM-80GB at TP1",
+        "https://example.org/ops.csv",
+        "max_tokens is assumed",
+    ):
+        assert part in text
+
+
+def test_each_figure_has_its_place(page: Page) -> None:
+    assert set(page.figures) == {"frontier", "ttft", "tpot", "e2e", "load"}
+    assert set(page.figures) <= set(page.attribute("id"))
+
+
+def test_the_frontier_figure_holds_every_kept_candidate(page: Page) -> None:
+    traces = page.figures["frontier"]["data"]
+    by_gpu = [t for t in traces if t["mode"] == "markers" and t["name"] != "cheapest"]
+    assert sum(len(t["x"]) for t in by_gpu) == len(fake_plan.plan().ranking)
+    frontier = next(t for t in traces if t["name"] == "frontier")
+    assert frontier["x"] == [5.2, 9.0]
+    assert frontier["y"] == sorted(frontier["y"], reverse=True)
+    star = next(t for t in traces if t["name"] == "cheapest")
+    assert star["x"] == [9.0]
+
+
+def test_latency_figures_show_distribution_and_limit(page: Page) -> None:
+    ttft = page.figures["ttft"]
+    assert len(ttft["data"][0]["x"]) == 400
+    assert ttft["data"][0]["y"][-1] == 100
+    assert [(s["x0"], s["y0"]) for s in ttft["layout"]["shapes"]] == [(1.0, 0), (0, 99.0)]
+    assert page.figures["e2e"]["layout"]["shapes"] == []
+
+
+def test_without_distributions_the_percentiles_are_drawn() -> None:
+    promise = Promise(percentiles=(PercentileLimit(metric="e2e", percentile=95, limit_s=12.0),))
+    figures = Page(plan_html(fake_plan.report(latency_cdf={}, promise=promise))).figures
+    assert figures["tpot"]["data"][0]["y"] == [50, 90, 95, 99, 99.9]
+    assert figures["tpot"]["data"][0]["mode"] == "lines+markers"
+    assert figures["e2e"]["layout"]["shapes"][0]["x0"] == 12.0
+
+
+def test_the_load_figure_marks_the_knee(page: Page) -> None:
+    layout = page.figures["load"]["layout"]
+    assert [note["text"] for note in layout["annotations"]] == ["knee: 7.7 requests/s", "this traffic"]
+    assert [shape["x0"] for shape in layout["shapes"]] == pytest.approx([7.7, 5.5])
+    goodput = page.figures["load"]["data"][1]
+    assert goodput["x"] == sorted(goodput["x"])
+    assert goodput["marker"]["symbol"].count("circle") == 6
+
+
+def test_without_a_winner_the_nearest_is_explained() -> None:
+    found = Page(plan_html(fake_plan.report(fake_plan.plan_without_winner(), launch_command="")))
+    text = " ".join(found.text)
+    assert "No deployment keeps the promise" in text
+    assert "attainment 0.942 < 0.99" in text
+    assert set(found.figures) == {"ttft", "tpot", "e2e"}
+
+
+def test_without_figures_there_is_no_script_but_a_page() -> None:
+    plan = dataclasses.replace(fake_plan.plan_without_winner(), nearest=None)
+    html = plan_html(fake_plan.report(plan, launch_command="", latency_cdf={}))
+    assert "script-src 'none'" in html
+    assert len(html) < 50_000
+    assert "No deployment could be tried" in html
+
+
+def test_hostile_names_stay_text() -> None:
+    plan = fake_plan.plan()
+    candidates = tuple(
+        dataclasses.replace(
+            c,
+            reason=c.reason and HOSTILE,
+            limited_by=HOSTILE,
+            warnings=(HOSTILE,),
+            deployment=dataclasses.replace(
+                c.deployment, model=fake_plan.model(HOSTILE), gpu=fake_plan.gpu(HOSTILE), engine=HOSTILE
+            ),
+        )
+        for c in plan.candidates
+    )
+    report = fake_plan.report(
+        dataclasses.replace(plan, candidates=candidates),
+        name=HOSTILE,
+        traffic=HOSTILE,
+        launch_command=HOSTILE,
+        warnings=(HOSTILE,),
+        facts={HOSTILE: HOSTILE},
+        provenance={HOSTILE: fake_plan.SOURCE},
+    )
+    found = Page(plan_html(report))
+    assert "img" not in {tag for tag, _ in found.elements}
+    assert " ".join(found.text).count(HOSTILE) > 8
+    hover = found.figures["frontier"]["data"][0]["text"][0]
+    assert "<img" not in hover
+    assert "&lt;img" in hover
+
+
+def test_undefined_figures_do_not_reach_the_page() -> None:
+    plan = fake_plan.plan()
+    point = LoadPoint(
+        scale=1.0,
+        offered_rps=5.5,
+        attainment=0.9,
+        promise_kept=False,
+        goodput_tokens_per_s=1.0,
+        throughput_tokens_per_s=2.0,
+    )
+    nan = float("nan")
+    candidates = tuple(
+        dataclasses.replace(c, latency_s=nan, load_curve=(point,)) if c.index == plan.winner else c
+        for c in plan.candidates
+    )
+    found = Page(plan_html(fake_plan.report(dataclasses.replace(plan, candidates=candidates))))
+    assert found.figures["load"]["layout"]["annotations"][0]["text"] == "this traffic"
+    assert (
+        sum(len(t["x"]) for t in found.figures["frontier"]["data"] if t.get("text")) == len(plan.ranking) - 1
+    )

@@ -1,0 +1,117 @@
+"""The sentences of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import fake_plan
+import pytest
+
+from servewise.report import shortfall, visible, words
+from servewise.report.escape import html_text, json_in_html
+from servewise.types import PercentileLimit, Promise
+
+
+@pytest.mark.parametrize(
+    ("promise", "expected"),
+    [
+        (Promise(ttft_s=1.0, tpot_s=0.05), "TTFT <= 1.00 s and TPOT <= 50 ms for 99% of requests"),
+        (Promise(e2e_s=30, attainment=0.999), "E2E <= 30.00 s for 99.9% of requests"),
+        (
+            Promise(
+                percentiles=(PercentileLimit(metric="ttft", percentile=99.9, limit_s=2),), deadline_s=7200
+            ),
+            "TTFT p99.9 <= 2.00 s; everything within 2.0 h",
+        ),
+        (Promise(), "every request finishes (throughput)"),
+    ],
+)
+def test_promises(promise: Promise, expected: str) -> None:
+    assert words.promise_words(promise) == expected
+
+
+def test_fleets() -> None:
+    candidate = fake_plan.kept(0, "H100-SXM-80GB", 4, 2, 2.95, 10.0)
+    assert words.candidate_words(candidate) == (
+        "8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0"
+    )
+    assert words.fleet_words(candidate) == "8 x H100-SXM-80GB: 2 x TP4 fp8/bf16 256/8192"
+
+
+def test_costs_are_said_with_their_kind() -> None:
+    candidate = fake_plan.kept(0, "H100-SXM-80GB", 4, 1, 2.95, 10.0)
+    assert words.cost_words(candidate) == (
+        "$2.823 per Mtok output at load, $1.694 at capacity; $8,614 a month at this load always"
+        " ($11.80/h x 730 h)"
+    )
+    assert candidate.cost is not None
+    unknown = dataclasses.replace(candidate.cost, usd_per_mtok_output_at_capacity=math.nan)
+    assert "at capacity" not in words.cost_words(dataclasses.replace(candidate, cost=unknown))
+    assert words.cost_words(dataclasses.replace(candidate, cost=None)) == "no price"
+
+
+def test_alternatives_are_weighed_against_the_winner() -> None:
+    winner = fake_plan.kept(0, "H100-SXM-80GB", 4, 1, 2.0, 10.0)
+    other = fake_plan.kept(1, "H100-SXM-80GB", 8, 1, 2.2, 5.0)
+    assert words.against_winner_words(other, winner) == "cost +120%, time -50%, +4 GPUs"
+    assert words.against_winner_words(winner, winner) == "the cheapest"
+
+
+def test_the_knee_is_the_highest_load_that_keeps_the_promise() -> None:
+    point = words.knee(fake_plan.load_curve())
+    assert point is not None
+    assert point.scale == 1.4
+    broken = tuple(p for p in fake_plan.load_curve() if not p.promise_kept)
+    assert words.knee(broken) is None
+
+
+def test_rejections_group_reasons_that_differ_in_numbers_and_names_only() -> None:
+    plan = fake_plan.plan()
+    groups = words.rejections(plan)
+    assert [(g.status, g.num_candidates) for g in groups] == [
+        ("infeasible", 6),
+        ("infeasible", 3),
+        ("broken", 3),
+        ("dominated", 3),
+    ]
+    assert groups[0].example == "weights 131.4 GiB > 72.9 GiB usable on H100-SXM-80GB at TP1"
+    assert sum(g.num_candidates for g in groups) == sum(c.status != "kept" for c in plan.candidates)
+
+
+def test_the_shortfall_names_the_nearest() -> None:
+    assert shortfall(fake_plan.plan_without_winner()).endswith("vllm 0.11.0: attainment 0.942 < 0.99")
+    nothing = dataclasses.replace(fake_plan.plan_without_winner(), nearest=None)
+    assert shortfall(nothing).startswith("no candidate could be simulated")
+
+
+def test_control_characters_become_visible() -> None:
+    assert visible("a\x1b[31m\x07\u202e\u2028\x9b\ud800é漢") == "a\\x1b[31m\\x07\\u202e\\u2028\\x9b\\ud800é漢"
+    assert visible("a\nb", keep="\n") == "a\nb"
+    assert visible("[bold]x[/bold]") == "[bold]x[/bold]"
+
+
+def test_html_and_json_are_escaped() -> None:
+    assert html_text("<b>\"'&\x1b") == "&lt;b&gt;&quot;&#x27;&amp;\\x1b"
+    assert json_in_html({"a": "</script><!--&\u2028"}) == (
+        '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026\\u2028"}'
+    )
+    with pytest.raises(ValueError, match="JSON"):
+        json_in_html(math.nan)
+
+
+def test_attainment_is_shown_only_where_a_share_is_promised() -> None:
+    candidate = fake_plan.kept(0, "H100-SXM-80GB", 4, 1, 2.0, 10.0)
+    marginal = Promise(percentiles=(PercentileLimit(metric="ttft", percentile=90, limit_s=1),))
+    assert words.attainment_cell(candidate, fake_plan.PROMISE) == "99.62"
+    assert words.attainment_cell(candidate, marginal) == "-"
+    assert words.attainment_cell(dataclasses.replace(candidate, summary=None), fake_plan.PROMISE) == "-"
+
+
+def test_latency_names_the_promised_percentiles_too() -> None:
+    summary = fake_plan.summary(0.995, 0.5, 0.03, 9.0)
+    marginal = Promise(percentiles=(PercentileLimit(metric="ttft", percentile=90, limit_s=1),))
+    assert words.latency_words(summary, fake_plan.PROMISE) == (
+        "TTFT p99 500 ms, TPOT p99 30 ms, E2E p99 9.00 s, ITL p99 39 ms"
+    )
+    assert words.latency_words(summary, marginal).endswith(", TTFT p90 350 ms")

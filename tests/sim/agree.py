@@ -1,0 +1,171 @@
+"""Run one case through the kernel (as ``sim`` packs it) and through the independent plain scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from oracle.router_plain import simulate_fleet
+from oracle.strategies import Case
+from oracle.vllm_plain import RequestResult
+
+from servewise.sim import Outcome, simulate
+from servewise.types import (
+    Deployment,
+    GpuSpec,
+    MemoryReport,
+    ModelSpec,
+    Parallelism,
+    Precision,
+    PrefixBlocks,
+    Provenance,
+    Router,
+    StepModel,
+    VllmParams,
+    Workload,
+)
+
+ASSUMED = Provenance(kind="assumed", source="assumed: a made-up model for tests")
+
+MODEL = ModelSpec(
+    name="made-up",
+    architecture="LlamaForCausalLM",
+    num_layers=2,
+    hidden_size=64,
+    vocab_size=128,
+    intermediate_size=128,
+    attention="gqa",
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=32,
+    v_head_dim=32,
+    tie_word_embeddings=False,
+    max_context_tokens=1 << 20,
+    native_precision="bf16",
+    provenance=ASSUMED,
+)
+
+GPU = GpuSpec(
+    name="made-up",
+    vendor="nvidia",
+    architecture="hopper",
+    compute_capability=9.0,
+    mem_bytes=1 << 36,
+    mem_bw_bytes_per_s=1e12,
+    peak_flops_per_s={"bf16": 1e15},
+    link_bytes_per_s=1e11,
+    link_kind="nvlink",
+    internode_bytes_per_s=1e10,
+    gpus_per_node=8,
+    tdp_w=700.0,
+    provenance={},
+)
+
+
+def within_context(case: Case) -> Case:
+    """The case with requests that fill the whole context ended by length, as an engine's context limit does."""
+    capacity = case.params.num_kv_blocks * case.params.block_size_tokens
+    requests = tuple(
+        replace(r, max_tokens=r.output_tokens) if r.input_tokens + r.output_tokens == capacity else r
+        for r in case.requests
+    )
+    return replace(case, requests=requests)
+
+
+def workload_of(case: Case) -> Workload:
+    """The case's requests as a workload."""
+    requests = case.requests
+    rows = [r.block_ids for r in requests]
+    names = {name: i for i, name in enumerate(sorted({b for row in rows for b in row}))}
+    return Workload(
+        name="case",
+        arrival_s=np.array([r.arrival_s for r in requests]),
+        input_tokens=np.array([r.input_tokens for r in requests]),
+        output_tokens=np.array([r.output_tokens for r in requests]),
+        max_tokens=np.array([r.max_tokens for r in requests]),
+        max_tokens_kind="declared",
+        prefix=PrefixBlocks(
+            offsets=np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64),
+            ids=np.array([names[b] for row in rows for b in row], np.int64),
+            num_ids=len(names),
+            block_size_tokens=case.params.block_size_tokens,
+        ),
+        session=None,
+        provenance=ASSUMED,
+    )
+
+
+def deployment_of(case: Case, num_replicas: int = 1, router: Router = "round_robin") -> Deployment:
+    """A deployment with the case's settings; its context limit is out of the way."""
+    params = case.params
+    return Deployment(
+        model=MODEL,
+        gpu=GPU,
+        engine="vllm",
+        engine_version="0.33.0",
+        precision=Precision(),
+        parallelism=Parallelism(),
+        params=VllmParams(
+            max_num_seqs=params.max_num_seqs,
+            max_num_batched_tokens=params.max_num_batched_tokens,
+            max_model_len=params.num_kv_blocks * params.block_size_tokens,
+            gpu_memory_utilization=0.9,
+            block_size_tokens=params.block_size_tokens,
+            enable_prefix_caching=params.enable_prefix_caching,
+            enable_chunked_prefill=True,
+            async_scheduling=params.async_scheduling,
+            scheduler_reserve_full_isl=params.scheduler_reserve_full_isl,
+        ),
+        num_replicas=num_replicas,
+        router=router,
+    )
+
+
+def memory_of(case: Case) -> MemoryReport:
+    """A memory report with the case's blocks."""
+    return MemoryReport(
+        mem_bytes=1 << 36,
+        budget_bytes=1 << 35,
+        weights_bytes=1 << 30,
+        activation_bytes=0,
+        non_torch_bytes=0,
+        graph_bytes=0,
+        kv_bytes=1 << 34,
+        kv_bytes_per_token=1.0,
+        block_size_tokens=case.params.block_size_tokens,
+        num_kv_blocks=case.params.num_kv_blocks,
+        fits=True,
+        reason="",
+        provenance={},
+    )
+
+
+def run_kernel(
+    case: Case, *, num_replicas: int = 1, router: Router = "round_robin", fast_forward: bool = True, itl: bool = False
+) -> Outcome:
+    """The kernel's view of a case."""
+    return simulate(
+        workload_of(case),
+        deployment_of(case, num_replicas, router),
+        StepModel(table=case.times, provenance={}, max_context_tokens=1 << 20),
+        memory_of(case),
+        record_itl=itl,
+        fast_forward=fast_forward,
+    )
+
+
+def assert_agrees(case: Case, *, num_replicas: int = 1, router: Router = "round_robin", fast_forward: bool = True) -> None:
+    """Times within 1e-9 relative, everything countable equal."""
+    case = within_context(case)
+    plain = simulate_fleet(case.requests, case.params, case.times, num_replicas=num_replicas, router=router)
+    kernel = run_kernel(case, num_replicas=num_replicas, router=router, fast_forward=fast_forward)
+    assert tuple(kernel.replica_of) == plain.replica
+    expected: tuple[RequestResult, ...] = plain.requests
+    np.testing.assert_array_equal(kernel.outputs.preemptions, [r.num_preemptions for r in expected])
+    np.testing.assert_array_equal(kernel.outputs.cached, [r.cached_tokens for r in expected])
+    extra = kernel.packed.requests.extra
+    np.testing.assert_allclose(kernel.outputs.first - extra, [r.first_token_s for r in expected], rtol=1e-9)
+    np.testing.assert_allclose(kernel.outputs.last - extra, [r.last_token_s for r in expected], rtol=1e-9)
+    assert kernel.num_preemptions == sum(run.num_preemptions for run in plain.replicas)
+    assert kernel.peak_running == max(run.peak_running for run in plain.replicas)
+    assert kernel.peak_kv_blocks == max(run.peak_blocks for run in plain.replicas)
