@@ -70,7 +70,11 @@ def _recorder(rec: Recorder, i: int) -> Recorder:
 def _earliest_finish(rep: Replica, times: Times) -> float:
     """A time before which no request of the replica can finish, if no other request comes."""
     ints = rep.ints
-    if ints[lo.PARTIAL] >= 0 or ints[lo.NUM_PREEMPTED_WAITING] > 0 or ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END]:
+    if (
+        ints[lo.PARTIAL] >= 0
+        or ints[lo.NUM_PREEMPTED_WAITING] > 0
+        or ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END]
+    ):
         return rep.floats[lo.NOW]
     rows = ints[lo.ROWS] - ints[lo.NUM_WASTED]
     if rows == 0:
@@ -80,9 +84,7 @@ def _earliest_finish(rep: Replica, times: Times) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _choose(
-    in_flight: object, allowed: int, pointer: int, num_replicas: int
-) -> int:
+def _choose(in_flight: object, allowed: int, pointer: int, num_replicas: int) -> int:
     """Replica with the fewest requests among those allowed (bits; -1: all), the first from ``pointer`` on."""
     best = -1
     for j in range(num_replicas):
@@ -97,7 +99,9 @@ def _choose(
 
 
 @njit(cache=True, nogil=True)
-def _best_prefix(px: Prefix, seen: object, prompt_nodes: int, r: int, in_flight: object, num_replicas: int) -> int:
+def _best_prefix(
+    px: Prefix, seen: object, prompt_nodes: int, r: int, in_flight: object, num_replicas: int
+) -> int:
     """Bits of the replicas that were sent the longest part of a prompt, among those that are not overloaded."""
     fewest = in_flight[0]
     for i in range(1, num_replicas):

@@ -14,6 +14,8 @@ split later, the entry goes on into ``rest``.
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import njit
 
 from servewise.kernel.layout import Prefix
@@ -55,154 +57,166 @@ FREE_EXTENT = 4
 FREE_ENTRY = 5
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _queue_remove(px: Prefix, e: int) -> None:
-    older, newer = px.extents[e, OLDER], px.extents[e, NEWER]
+@njit(cache=True, nogil=True)
+def _queue_remove(extents: Any, counters: Any, e: int) -> None:
+    older, newer = extents[e, OLDER], extents[e, NEWER]
     if older >= 0:
-        px.extents[older, NEWER] = newer
+        extents[older, NEWER] = newer
     else:
-        px.counters[OLDEST] = newer
+        counters[OLDEST] = newer
     if newer >= 0:
-        px.extents[newer, OLDER] = older
+        extents[newer, OLDER] = older
     else:
-        px.counters[NEWEST] = older
+        counters[NEWEST] = older
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _queue_append(px: Prefix, e: int) -> None:
-    newest = px.counters[NEWEST]
-    px.extents[e, OLDER] = newest
-    px.extents[e, NEWER] = -1
+@njit(cache=True, nogil=True)
+def _queue_append(extents: Any, counters: Any, e: int) -> None:
+    newest = counters[NEWEST]
+    extents[e, OLDER] = newest
+    extents[e, NEWER] = -1
     if newest >= 0:
-        px.extents[newest, NEWER] = e
+        extents[newest, NEWER] = e
     else:
-        px.counters[OLDEST] = e
-    px.counters[NEWEST] = e
+        counters[OLDEST] = e
+    counters[NEWEST] = e
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _new_extent(px: Prefix, node: int, start: int, length: int, refs: int) -> int:
+@njit(cache=True, nogil=True)
+def _new_extent(extents: Any, counters: Any, node: int, start: int, length: int, refs: int) -> int:
     """Take an extent from the spare ones; the caller links it to its siblings."""
-    e = px.counters[FREE_EXTENT]
-    px.counters[FREE_EXTENT] = px.extents[e, NEWER]
-    px.extents[e, NODE] = node
-    px.extents[e, START] = start
-    px.extents[e, LENGTH] = length
-    px.extents[e, REFS] = refs
-    px.extents[e, REST] = -1
-    px.extents[e, SIBLING] = -1
+    e = counters[FREE_EXTENT]
+    counters[FREE_EXTENT] = extents[e, NEWER]
+    extents[e, NODE] = node
+    extents[e, START] = start
+    extents[e, LENGTH] = length
+    extents[e, REFS] = refs
+    extents[e, REST] = -1
+    extents[e, SIBLING] = -1
     return e
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _add_entry(px: Prefix, r: int, extent: int, length: int) -> None:
-    i = px.counters[FREE_ENTRY]
+@njit(cache=True, nogil=True)
+def _add_entry(entries: Any, users: Any, counters: Any, r: int, extent: int, length: int) -> None:
+    i = counters[FREE_ENTRY]
     if i < 0:
-        px.counters[OVERFLOWED] = 1
+        counters[OVERFLOWED] = 1
         return
-    px.counters[FREE_ENTRY] = px.entries[i, FOLLOWING]
-    px.entries[i, EXTENT] = extent
-    px.entries[i, TAKEN] = length
-    px.entries[i, FOLLOWING] = px.users[r, HELD]
-    px.users[r, HELD] = i
+    counters[FREE_ENTRY] = entries[i, FOLLOWING]
+    entries[i, EXTENT] = extent
+    entries[i, TAKEN] = length
+    entries[i, FOLLOWING] = users[r, HELD]
+    users[r, HELD] = i
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _split(px: Prefix, e: int, length: int) -> int:
+@njit(cache=True, nogil=True)
+def _split(extents: Any, node_ends: Any, counters: Any, e: int, length: int) -> int:
     """Cut an extent after ``length`` blocks; returns the new extent that holds the tail."""
-    tail = _new_extent(px, px.extents[e, NODE], px.extents[e, START] + length, px.extents[e, LENGTH] - length, px.extents[e, REFS])
-    px.extents[e, LENGTH] = length
-    px.extents[tail, REST] = px.extents[e, REST]
-    px.extents[e, REST] = tail
-    px.extents[tail, SIBLING] = px.extents[e, SIBLING]
-    px.extents[e, SIBLING] = tail
-    if px.node_ends[px.extents[e, NODE], LAST] == e:
-        px.node_ends[px.extents[e, NODE], LAST] = tail
-    if px.extents[e, REFS] == 0:  # the tail is reused before the head
-        older = px.extents[e, OLDER]
-        px.extents[tail, OLDER] = older
-        px.extents[tail, NEWER] = e
-        px.extents[e, OLDER] = tail
+    tail = _new_extent(
+        extents,
+        counters,
+        extents[e, NODE],
+        extents[e, START] + length,
+        extents[e, LENGTH] - length,
+        extents[e, REFS],
+    )
+    extents[e, LENGTH] = length
+    extents[tail, REST] = extents[e, REST]
+    extents[e, REST] = tail
+    extents[tail, SIBLING] = extents[e, SIBLING]
+    extents[e, SIBLING] = tail
+    if node_ends[extents[e, NODE], LAST] == e:
+        node_ends[extents[e, NODE], LAST] = tail
+    if extents[e, REFS] == 0:  # the tail is reused before the head
+        older = extents[e, OLDER]
+        extents[tail, OLDER] = older
+        extents[tail, NEWER] = e
+        extents[e, OLDER] = tail
         if older >= 0:
-            px.extents[older, NEWER] = tail
+            extents[older, NEWER] = tail
         else:
-            px.counters[OLDEST] = tail
+            counters[OLDEST] = tail
     return tail
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _discard(px: Prefix, e: int) -> None:
+@njit(cache=True, nogil=True)
+def _discard(extents: Any, node_ends: Any, counters: Any, e: int) -> None:
     """Forget an unused extent of which no block is left."""
-    _queue_remove(px, e)
-    node = px.extents[e, NODE]
-    if px.node_ends[node, FIRST] == e:
-        px.node_ends[node, FIRST] = px.extents[e, SIBLING]
-        if px.extents[e, SIBLING] < 0:
-            px.node_ends[node, LAST] = -1
+    _queue_remove(extents, counters, e)
+    node = extents[e, NODE]
+    if node_ends[node, FIRST] == e:
+        node_ends[node, FIRST] = extents[e, SIBLING]
+        if extents[e, SIBLING] < 0:
+            node_ends[node, LAST] = -1
     else:
-        before = px.node_ends[node, FIRST]
-        while px.extents[before, SIBLING] != e:
-            before = px.extents[before, SIBLING]
-        px.extents[before, SIBLING] = px.extents[e, SIBLING]
-        if px.node_ends[node, LAST] == e:
-            px.node_ends[node, LAST] = before
-    px.extents[e, NEWER] = px.counters[FREE_EXTENT]
-    px.counters[FREE_EXTENT] = e
+        before = node_ends[node, FIRST]
+        while extents[before, SIBLING] != e:
+            before = extents[before, SIBLING]
+        extents[before, SIBLING] = extents[e, SIBLING]
+        if node_ends[node, LAST] == e:
+            node_ends[node, LAST] = before
+    extents[e, NEWER] = counters[FREE_EXTENT]
+    counters[FREE_EXTENT] = e
 
 
 @njit(cache=True, nogil=True)
 def take_blocks(px: Prefix, count: int) -> None:
     """Take ``count`` blocks off the front of the free queue; the caller knows that there are enough."""
-    unhashed = min(count, px.counters[UNHASHED])
-    px.counters[UNHASHED] -= unhashed
+    extents, counters, node_ends = px.extents, px.counters, px.node_ends
+    unhashed = min(count, counters[UNHASHED])
+    counters[UNHASHED] -= unhashed
     count -= unhashed
     while count > 0:
-        e = px.counters[OLDEST]
-        if px.extents[e, LENGTH] > count:
-            px.extents[e, LENGTH] -= count
+        e = counters[OLDEST]
+        if extents[e, LENGTH] > count:
+            extents[e, LENGTH] -= count
             return
-        count -= px.extents[e, LENGTH]
-        _discard(px, e)
+        count -= extents[e, LENGTH]
+        _discard(extents, node_ends, counters, e)
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _place(px: Prefix, r: int, block: int) -> tuple[int, int, int]:
+@njit(cache=True, nogil=True)
+def _place(
+    offsets: Any, nodes: Any, span_shift: int, num_shared: int, r: int, block: int
+) -> tuple[int, int, int]:
     """Node of a request's block, its place in the node, and the blocks of the request in the node from there."""
-    first = px.offsets[r]
-    named = (px.offsets[r + 1] - first) << px.span_shift
+    first = offsets[r]
+    named = (offsets[r + 1] - first) << span_shift
     if block < named:
-        offset = block & ((1 << px.span_shift) - 1)
-        return px.nodes[first + (block >> px.span_shift)], offset, (1 << px.span_shift) - offset
-    return px.num_shared + r, block - named, 1 << 30
+        offset = block & ((1 << span_shift) - 1)
+        return nodes[first + (block >> span_shift)], offset, (1 << span_shift) - offset
+    return num_shared + r, block - named, 1 << 30
 
 
-@njit(cache=True, nogil=True, inline="always")
-def _find(px: Prefix, node: int, offset: int) -> tuple[int, int]:
+@njit(cache=True, nogil=True)
+def _find(extents: Any, node_ends: Any, node: int, offset: int) -> tuple[int, int]:
     """The first-hashed extent that holds a block of a node (-1: none), and the place up to which it serves."""
     limit = 1 << 30
-    e = px.node_ends[node, FIRST]
+    e = node_ends[node, FIRST]
     while e >= 0:
-        start = px.extents[e, START]
+        start = extents[e, START]
         if start > offset:
             limit = min(limit, start)
-        elif offset < start + px.extents[e, LENGTH]:
-            return e, min(limit, start + px.extents[e, LENGTH])
-        e = px.extents[e, SIBLING]
+        elif offset < start + extents[e, LENGTH]:
+            return e, min(limit, start + extents[e, LENGTH])
+        e = extents[e, SIBLING]
     return -1, offset
 
 
 @njit(cache=True, nogil=True)
 def lookup(px: Prefix, r: int, max_blocks: int) -> tuple[int, int]:
     """Blocks of a request's start that are cached (at most ``max_blocks``), and how many of them nobody uses."""
+    offsets, nodes = px.offsets, px.nodes
+    extents, node_ends = px.extents, px.node_ends
     hit = 0
     unused = 0
     while hit < max_blocks:
-        node, offset, span = _place(px, r, hit)
-        e, end = _find(px, node, offset)
+        node, offset, span = _place(offsets, nodes, px.span_shift, px.num_shared, r, hit)
+        e, end = _find(extents, node_ends, node, offset)
         if e < 0:
             break
         count = min(end - offset, span, max_blocks - hit)
-        if px.extents[e, REFS] == 0:
+        if extents[e, REFS] == 0:
             unused += count
         hit += count
     return hit, unused
@@ -211,37 +225,43 @@ def lookup(px: Prefix, r: int, max_blocks: int) -> tuple[int, int]:
 @njit(cache=True, nogil=True)
 def touch_hits(px: Prefix, r: int, hit: int) -> None:
     """Use the first ``hit`` blocks of a request, which :func:`lookup` has found."""
+    offsets, nodes = px.offsets, px.nodes
+    extents, entries, users, counters, node_ends = px.extents, px.entries, px.users, px.counters, px.node_ends
     done = 0
     while done < hit:
-        node, offset, span = _place(px, r, done)
-        e, end = _find(px, node, offset)
+        node, offset, span = _place(offsets, nodes, px.span_shift, px.num_shared, r, done)
+        e, end = _find(extents, node_ends, node, offset)
         count = min(end - offset, span, hit - done)
-        if px.extents[e, START] < offset:
-            e = _split(px, e, offset - px.extents[e, START])
-        if px.extents[e, LENGTH] > count:
-            _split(px, e, count)
-        if px.extents[e, REFS] == 0:
-            _queue_remove(px, e)
-        px.extents[e, REFS] += 1
-        _add_entry(px, r, e, count)
+        if extents[e, START] < offset:
+            e = _split(extents, node_ends, counters, e, offset - extents[e, START])
+        if extents[e, LENGTH] > count:
+            _split(extents, node_ends, counters, e, count)
+        if extents[e, REFS] == 0:
+            _queue_remove(extents, counters, e)
+        extents[e, REFS] += 1
+        _add_entry(entries, users, counters, r, e, count)
         done += count
-    px.users[r, HASHED] = hit
+    users[r, HASHED] = hit
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True)
 def _hash_up_to(px: Prefix, r: int, blocks: int) -> None:
-    while px.users[r, HASHED] < blocks:
-        node, offset, span = _place(px, r, px.users[r, HASHED])
-        count = min(span, blocks - px.users[r, HASHED])
-        e = _new_extent(px, node, offset, count, 1)
-        last = px.node_ends[node, LAST]
+    extents, entries, users, counters = px.extents, px.entries, px.users, px.counters
+    node_ends, offsets, nodes = px.node_ends, px.offsets, px.nodes
+    hashed = users[r, HASHED]
+    while hashed < blocks:
+        node, offset, span = _place(offsets, nodes, px.span_shift, px.num_shared, r, hashed)
+        count = min(span, blocks - hashed)
+        e = _new_extent(extents, counters, node, offset, count, 1)
+        last = node_ends[node, LAST]
         if last >= 0:
-            px.extents[last, SIBLING] = e
+            extents[last, SIBLING] = e
         else:
-            px.node_ends[node, FIRST] = e
-        px.node_ends[node, LAST] = e
-        _add_entry(px, r, e, count)
-        px.users[r, HASHED] += count
+            node_ends[node, FIRST] = e
+        node_ends[node, LAST] = e
+        _add_entry(entries, users, counters, r, e, count)
+        hashed += count
+    users[r, HASHED] = hashed
 
 
 @njit(cache=True, nogil=True)
@@ -254,29 +274,36 @@ def hash_blocks(px: Prefix, r: int, blocks: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def release_blocks(px: Prefix, r: int, blocks: int, hashed: int) -> None:
-    """Free a request's ``blocks`` blocks, tail first; the first ``hashed`` of them keep their identity."""
+def release_blocks(px: Prefix, r: int, blocks: int, hashed: int) -> int:
+    """Give up a request's ``blocks`` blocks, tail first; the first ``hashed`` of them keep their identity.
+
+    Returns the number of blocks that nobody else uses.
+    """
+    extents, entries, users, counters = px.extents, px.entries, px.users, px.counters
     _hash_up_to(px, r, hashed)
-    px.counters[UNHASHED] += blocks - hashed
-    i = px.users[r, HELD]
+    freed = blocks - hashed
+    counters[UNHASHED] += freed
+    i = users[r, HELD]
     while i >= 0:
         pieces = 1
-        left = px.entries[i, TAKEN] - px.extents[px.entries[i, EXTENT], LENGTH]
-        e = px.entries[i, EXTENT]
+        left = entries[i, TAKEN] - extents[entries[i, EXTENT], LENGTH]
+        e = entries[i, EXTENT]
         while left > 0:
-            e = px.extents[e, REST]
-            left -= px.extents[e, LENGTH]
+            e = extents[e, REST]
+            left -= extents[e, LENGTH]
             pieces += 1
         for piece in range(pieces - 1, -1, -1):
-            e = px.entries[i, EXTENT]
+            e = entries[i, EXTENT]
             for _ in range(piece):
-                e = px.extents[e, REST]
-            px.extents[e, REFS] -= 1
-            if px.extents[e, REFS] == 0:
-                _queue_append(px, e)
-        following = px.entries[i, FOLLOWING]
-        px.entries[i, FOLLOWING] = px.counters[FREE_ENTRY]
-        px.counters[FREE_ENTRY] = i
+                e = extents[e, REST]
+            extents[e, REFS] -= 1
+            if extents[e, REFS] == 0:
+                freed += extents[e, LENGTH]
+                _queue_append(extents, counters, e)
+        following = entries[i, FOLLOWING]
+        entries[i, FOLLOWING] = counters[FREE_ENTRY]
+        counters[FREE_ENTRY] = i
         i = following
-    px.users[r, HELD] = -1
-    px.users[r, HASHED] = 0
+    users[r, HELD] = -1
+    users[r, HASHED] = 0
+    return freed

@@ -28,6 +28,13 @@ def _blocks(tokens: int, shift: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _release(px: Prefix, caching: bool, r: int, scheduled: int, known: int, shift: int) -> int:
+    """Free the blocks of a request's ``scheduled`` tokens, of which ``known`` can have an identity."""
+    blocks = _blocks(scheduled, shift)
+    return release_blocks(px, r, blocks, known >> shift) if caching else blocks
+
+
+@njit(cache=True, nogil=True)
 def _steps_before_shortage(phase: Any, step: int, free: int, rows: int, limit: int) -> int:
     """Most steps (at most ``limit``) after step number ``step`` that ``free`` blocks allow."""
     size = len(phase)
@@ -178,6 +185,7 @@ def advance(
     num_knots = len(times.knots)
     lag = eng.lag
     caching = eng.caching != 0
+    names_output = caching and px.names_output != 0
     record_gaps = len(rec.gaps) > 0
     record_samples = len(rec.samples) > 0
     far = 1 << 60
@@ -194,9 +202,7 @@ def advance(
                 r = rep.pending[i]
                 if rep.state[r] == lo.ENDED_BY_LENGTH:
                     whole = req.input_tokens[r] + req.output_tokens[r] - 1
-                    free += _blocks(whole, shift)
-                    if caching:
-                        release_blocks(px, r, _blocks(whole, shift), whole >> shift)
+                    free += _release(px, caching, r, whole, whole, shift)
                     rep.running[rep.position[r]] = -1
                     rep.state[r] = lo.GONE
                     num_running -= 1
@@ -222,9 +228,7 @@ def advance(
             num_running -= 1
             out.preemptions[r] += 1
             if r == partial:
-                free += _blocks(partial_done, shift)
-                if caching:
-                    release_blocks(px, r, _blocks(partial_done, shift), partial_done >> shift)
+                free += _release(px, caching, r, partial_done, partial_done, shift)
                 partial = -1
                 chunk = 0
                 chunk_blocks = 0
@@ -233,9 +237,7 @@ def advance(
                 length = whole
                 if rep.state[r] == lo.DECODING:
                     length = whole - (rep.finish_step[r] - step)
-                free += _blocks(length, shift)
-                if caching:
-                    release_blocks(px, r, _blocks(length, shift), length >> shift)
+                free += _release(px, caching, r, length, length, shift)
                 if rep.state[r] != lo.ENDED_BY_LENGTH:
                     rows -= 1
                     context -= length + 1
@@ -264,6 +266,8 @@ def advance(
         free -= demand + chunk_blocks
         if caching and demand + chunk_blocks > 0:
             take_blocks(px, demand + chunk_blocks)
+        if names_output and rep.phase[(step + 1) & phase_mask] > 0:
+            _hash_named_outputs(rep, req, px, top, step, shift)
         budget = eng.max_num_batched_tokens - rows - chunk
         num_prefilled = 0
         prefill_tokens = chunk
@@ -283,7 +287,6 @@ def advance(
         # --- plan: the waiting queue, head first, until something does not fit.
         blocked = False
         if not preempting:
-            named_hashed = False
             while num_preempted > 0 or (head < end and req.arrival[rep.queue[head]] <= visible):
                 if budget <= 0:
                     budget_bound = 1
@@ -298,9 +301,6 @@ def advance(
                 hit = 0
                 hit_free = 0
                 if caching:
-                    if px.names_output != 0 and not named_hashed:
-                        _hash_named_outputs(rep, req, px, top, step, shift)
-                        named_hashed = True
                     hit, hit_free = lookup(px, r, (known - 1) >> shift)
                 done = hit << shift
                 chunk = min(known - done, budget)
@@ -353,12 +353,8 @@ def advance(
                 if rep.state[r] == lo.GONE:
                     continue
                 whole = req.input_tokens[r] + req.output_tokens[r] - 1
-                held = _blocks(whole, shift)
-                if rep.state[r] == lo.ENDED_BY_STOP:
-                    held = _blocks(whole + 1, shift)
-                free += held
-                if caching:
-                    release_blocks(px, r, held, whole >> shift)
+                scheduled = whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole
+                free += _release(px, caching, r, scheduled, whole, shift)
                 rep.running[rep.position[r]] = -1
                 num_running -= 1
                 released = True
@@ -419,17 +415,17 @@ def advance(
                 peak_tokens = rows + prefill_tokens
         else:
             first = times.decode_fixed[rows] + attention
-            if (
-                eng.single_step == 0
-                and num_wasted == 0
-                and not preempting
-                and not (blocked and (released or (caching and px.names_output != 0)))
-            ):
+            if eng.single_step == 0 and num_wasted == 0 and not preempting and not (blocked and released):
                 count = next_finish - step
                 if knot + 1 < num_knots:
                     count = min(count, int(math.ceil((times.knots[knot + 1] * rows - context) / rows)))
                 if count > 1:
                     count = 1 + _steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
+                if names_output:  # blocks that fill up get their identity in the plan of that very step
+                    silent = 1
+                    while silent < count and rep.phase[(step + 1 + silent) & phase_mask] == 0:
+                        silent += 1
+                    count = silent
                 if count > 1 and not blocked:
                     arrival = horizon
                     if head < end:
@@ -451,7 +447,11 @@ def advance(
                     if caching and extra > 0:
                         take_blocks(px, extra)
             decode_time += count * first + 0.5 * growth * count * (count - 1)
-        if record_gaps and rows > num_wasted and not _record_gap(rec, first, growth, count, rows - num_wasted):
+        if (
+            record_gaps
+            and rows > num_wasted
+            and not _record_gap(rec, first, growth, count, rows - num_wasted)
+        ):
             status = lo.OVERFLOW
             break
         elapsed = count * first + 0.5 * growth * count * (count - 1)
