@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from oracle.router_plain import simulate_fleet
-from oracle.strategies import Case
-from oracle.vllm_plain import RequestResult
 
+from oracle.router_plain import FleetResult, simulate_fleet
+from oracle.strategies import Case
+from servewise.kernel import layout
 from servewise.sim import Outcome, simulate
 from servewise.types import (
     Deployment,
@@ -18,6 +18,7 @@ from servewise.types import (
     Parallelism,
     Precision,
     PrefixBlocks,
+    Promise,
     Provenance,
     Router,
     StepModel,
@@ -62,18 +63,23 @@ GPU = GpuSpec(
 )
 
 
-def within_context(case: Case) -> Case:
-    """The case with requests that fill the whole context ended by length, as an engine's context limit does."""
+def normalized(case: Case) -> Case:
+    """The case as ``sim`` accepts it.
+
+    Requests that fill the whole context end by length, as an engine's context limit makes them; there are not
+    more seats than tokens in a step.
+    """
     capacity = case.params.num_kv_blocks * case.params.block_size_tokens
     requests = tuple(
         replace(r, max_tokens=r.output_tokens) if r.input_tokens + r.output_tokens == capacity else r
         for r in case.requests
     )
-    return replace(case, requests=requests)
+    seats = min(case.params.max_num_seqs, case.params.max_num_batched_tokens)
+    return replace(case, requests=requests, params=replace(case.params, max_num_seqs=seats))
 
 
-def workload_of(case: Case) -> Workload:
-    """The case's requests as a workload."""
+def workload_of(case: Case, block_size_tokens: int = 0) -> Workload:
+    """The case's requests as a workload, whose prefix blocks have another size than the engine's if given."""
     requests = case.requests
     rows = [r.block_ids for r in requests]
     names = {name: i for i, name in enumerate(sorted({b for row in rows for b in row}))}
@@ -88,7 +94,7 @@ def workload_of(case: Case) -> Workload:
             offsets=np.concatenate(([0], np.cumsum([len(row) for row in rows]))).astype(np.int64),
             ids=np.array([names[b] for row in rows for b in row], np.int64),
             num_ids=len(names),
-            block_size_tokens=case.params.block_size_tokens,
+            block_size_tokens=block_size_tokens or case.params.block_size_tokens,
         ),
         session=None,
         provenance=ASSUMED,
@@ -121,6 +127,11 @@ def deployment_of(case: Case, num_replicas: int = 1, router: Router = "round_rob
     )
 
 
+def model_of(case: Case) -> StepModel:
+    """The case's step table as a step model."""
+    return StepModel(table=case.times, provenance={}, max_context_tokens=1 << 20)
+
+
 def memory_of(case: Case) -> MemoryReport:
     """A memory report with the case's blocks."""
     return MemoryReport(
@@ -141,31 +152,54 @@ def memory_of(case: Case) -> MemoryReport:
 
 
 def run_kernel(
-    case: Case, *, num_replicas: int = 1, router: Router = "round_robin", fast_forward: bool = True, itl: bool = False
+    case: Case,
+    *,
+    num_replicas: int = 1,
+    router: Router = "round_robin",
+    fast_forward: bool = True,
+    workload: Workload | None = None,
+    promise: Promise | None = None,
+    max_bad: int | None = None,
+    record_itl: bool = False,
+    num_samples: int = 0,
 ) -> Outcome:
     """The kernel's view of a case."""
     return simulate(
-        workload_of(case),
+        workload or workload_of(case),
         deployment_of(case, num_replicas, router),
-        StepModel(table=case.times, provenance={}, max_context_tokens=1 << 20),
+        model_of(case),
         memory_of(case),
-        record_itl=itl,
+        promise=promise,
+        max_bad=max_bad,
+        record_itl=record_itl,
+        num_samples=num_samples,
         fast_forward=fast_forward,
     )
 
 
-def assert_agrees(case: Case, *, num_replicas: int = 1, router: Router = "round_robin", fast_forward: bool = True) -> None:
+def assert_same(kernel: Outcome, plain: FleetResult) -> None:
     """Times within 1e-9 relative, everything countable equal."""
-    case = within_context(case)
-    plain = simulate_fleet(case.requests, case.params, case.times, num_replicas=num_replicas, router=router)
-    kernel = run_kernel(case, num_replicas=num_replicas, router=router, fast_forward=fast_forward)
+    expected = plain.requests
     assert tuple(kernel.replica_of) == plain.replica
-    expected: tuple[RequestResult, ...] = plain.requests
     np.testing.assert_array_equal(kernel.outputs.preemptions, [r.num_preemptions for r in expected])
     np.testing.assert_array_equal(kernel.outputs.cached, [r.cached_tokens for r in expected])
     extra = kernel.packed.requests.extra
     np.testing.assert_allclose(kernel.outputs.first - extra, [r.first_token_s for r in expected], rtol=1e-9)
     np.testing.assert_allclose(kernel.outputs.last - extra, [r.last_token_s for r in expected], rtol=1e-9)
+    assert kernel.num_simulated == len(expected)
     assert kernel.num_preemptions == sum(run.num_preemptions for run in plain.replicas)
     assert kernel.peak_running == max(run.peak_running for run in plain.replicas)
     assert kernel.peak_kv_blocks == max(run.peak_blocks for run in plain.replicas)
+    steps = [len(run.steps) for run in plain.replicas]
+    np.testing.assert_array_equal(kernel.counters[:, layout.NUM_STEPS], steps)
+
+
+def assert_agrees(
+    case: Case, *, num_replicas: int = 1, router: Router = "round_robin", fast_forward: bool = True
+) -> Outcome:
+    """Compare one case in both implementations; return the kernel's outcome."""
+    case = normalized(case)
+    plain = simulate_fleet(case.requests, case.params, case.times, num_replicas=num_replicas, router=router)
+    kernel = run_kernel(case, num_replicas=num_replicas, router=router, fast_forward=fast_forward)
+    assert_same(kernel, plain)
+    return kernel

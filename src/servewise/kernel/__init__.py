@@ -1,4 +1,4 @@
-"""The numba drivers: arrays in, arrays out, a status returned. ``sim`` packs their input and reads their status.
+"""The numba drivers: arrays in, arrays out, a status returned; ``sim`` packs and reads them.
 
 Compiled code is cached for each state of this folder's sources: numba itself only looks at the file of the
 function that is called, and would go on using what other files have since changed.
@@ -24,4 +24,4 @@ def _cache_folder() -> Path:
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = str(_cache_folder())
+    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from numba import njit
+from typing import Any
 
 from servewise.kernel import layout as lo
-from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times
+from servewise.kernel.layout import (
+    Engine,
+    Limits,
+    Outputs,
+    Prefix,
+    Recorder,
+    Replica,
+    Requests,
+    Times,
+    compiled,
+)
 from servewise.kernel.vllm import advance
 
 __all__ = ["LEAST_REQUESTS", "MAX_PREFIX_AWARE_REPLICAS", "PREFIX_AWARE", "ROUND_ROBIN", "run_fleet"]
@@ -23,7 +33,7 @@ PREFIX_AWARE_SLACK_REQUESTS = 8
 INFINITY = float("inf")
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _replica(fleet: Replica, i: int) -> Replica:
     return Replica(
         fleet.ints[i],
@@ -45,7 +55,7 @@ def _replica(fleet: Replica, i: int) -> Replica:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _prefix(px: Prefix, i: int) -> Prefix:
     return Prefix(
         px.offsets,
@@ -61,12 +71,12 @@ def _prefix(px: Prefix, i: int) -> Prefix:
     )
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _recorder(rec: Recorder, i: int) -> Recorder:
     return Recorder(rec.gaps[i], rec.samples[i], rec.counts[i], rec.sample_every)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _earliest_finish(rep: Replica, times: Times) -> float:
     """A time before which no request of the replica can finish, if no other request comes."""
     ints = rep.ints
@@ -75,16 +85,16 @@ def _earliest_finish(rep: Replica, times: Times) -> float:
         or ints[lo.NUM_PREEMPTED_WAITING] > 0
         or ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END]
     ):
-        return rep.floats[lo.NOW]
+        return float(rep.floats[lo.NOW])
     rows = ints[lo.ROWS] - ints[lo.NUM_WASTED]
     if rows == 0:
         return INFINITY
     steps = ints[lo.NEXT_FINISH] - ints[lo.STEP]
-    return rep.floats[lo.NOW] + steps * times.decode_fixed[rows]
+    return float(rep.floats[lo.NOW] + steps * times.decode_fixed[rows])
 
 
-@njit(cache=True, nogil=True)
-def _choose(in_flight: object, allowed: int, pointer: int, num_replicas: int) -> int:
+@compiled
+def _choose(in_flight: Any, allowed: int, pointer: int, num_replicas: int) -> int:
     """Replica with the fewest requests among those allowed (bits; -1: all), the first from ``pointer`` on."""
     best = -1
     for j in range(num_replicas):
@@ -98,11 +108,9 @@ def _choose(in_flight: object, allowed: int, pointer: int, num_replicas: int) ->
     return best
 
 
-@njit(cache=True, nogil=True)
-def _best_prefix(
-    px: Prefix, seen: object, prompt_nodes: int, r: int, in_flight: object, num_replicas: int
-) -> int:
-    """Bits of the replicas that were sent the longest part of a prompt, among those that are not overloaded."""
+@compiled
+def _best_prefix(px: Prefix, seen: Any, prompt_nodes: int, r: int, in_flight: Any, num_replicas: int) -> int:
+    """Bits of the replicas that were sent the longest part of a prompt, among those not overloaded."""
     fewest = in_flight[0]
     for i in range(1, num_replicas):
         fewest = min(fewest, in_flight[i])
@@ -118,7 +126,7 @@ def _best_prefix(
     return best
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def run_fleet(
     fleet: Replica,
     req: Requests,
@@ -129,10 +137,10 @@ def run_fleet(
     px: Prefix,
     rec: Recorder,
     router: int,
-    replica_of: object,
-    in_flight: object,
-    seen: object,
-    prompt_nodes: object,
+    replica_of: Any,
+    in_flight: Any,
+    seen: Any,
+    prompt_nodes: Any,
 ) -> int:
     """Simulate all requests; returns a status of ``layout``.
 

@@ -6,15 +6,18 @@ in two small vectors between calls (:func:`new_fleet`), named by the indices bel
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 __all__ = [
     "BROKEN",
     "DONE",
     "OVERFLOW",
+    "PREEMPTED",
     "STUCK",
     "Engine",
     "Limits",
@@ -24,11 +27,24 @@ __all__ = [
     "Replica",
     "Requests",
     "Times",
+    "compiled",
     "new_fleet",
     "new_outputs",
     "new_prefix",
     "new_recorder",
 ]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Decorator of the kernel's functions, which make no arrays but views of their caller's.
+
+    Without ``_nrt`` numba would count the references to every array that they touch, which takes longer than
+    the simulation itself.
+    """
+    return cast(Function, njit(cache=True, nogil=True, _nrt=False)(function))  # type: ignore[call-overload]
+
 
 # Status of a call.
 DONE = 0
@@ -39,6 +55,8 @@ STUCK = 2
 """The head of the queue can never be admitted."""
 OVERFLOW = 3
 """A recording or prefix buffer is too small; run again with a larger one."""
+PREEMPTED = 4
+"""A plan was about to preempt, which ``Engine.stop_at_preemption`` forbids; the run was stopped."""
 
 # Where a request is (``Replica.state``).
 WAITING = 0
@@ -105,8 +123,11 @@ class Times(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """vLLM's scheduling parameters. ``lag`` is 1 with asynchronous scheduling, else 0; ``single_step`` turns
-    fast-forward off (the reference for tests)."""
+    """vLLM's scheduling parameters. ``lag`` is 1 with asynchronous scheduling, else 0.
+
+    ``stop_at_preemption`` ends the run before the first preemption, ``single_step`` turns fast-forward off
+    (the reference for tests).
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -115,6 +136,7 @@ class Engine(NamedTuple):
     lag: int
     reserve_full: int
     caching: int
+    stop_at_preemption: int
     single_step: int
 
 
@@ -164,7 +186,7 @@ class Replica(NamedTuple):
     """State of one replica.
 
     ``ring`` holds the heads of lists of requests by the step that emits their last token (``next_same`` links
-    them), ``phase`` counts decode rows by the step, modulo the block size, before which they need a new block.
+    them), ``phase`` counts decode rows by the step, modulo the block size, before which they need a block.
     ``running`` is vLLM's running list in order, with -1 where a request has left.
     """
 
@@ -229,7 +251,7 @@ def new_recorder(num_replicas: int, num_gaps: int, num_samples: int, sample_ever
 def new_fleet(
     engine: Engine, requests: Requests, num_replicas: int, queue_size: int, log_finishes: bool
 ) -> Replica:
-    """Replicas with nothing running: a :class:`Replica` whose own arrays have the replica as their first axis.
+    """Replicas with nothing running: a :class:`Replica` whose own arrays have the replica as first axis.
 
     Parameters
     ----------
@@ -244,7 +266,7 @@ def new_fleet(
     """
     n = num_replicas
     num_requests = len(requests.arrival)
-    longest = int(requests.output_tokens.max())
+    longest = int(requests.output_tokens.max(initial=0))
     ints = np.zeros((n, NUM_INTS), np.int64)
     ints[:, FREE] = engine.num_blocks
     ints[:, PARTIAL] = -1

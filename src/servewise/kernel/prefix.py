@@ -1,29 +1,30 @@
 """vLLM's prefix cache for one replica, exact at block level, kept as runs of blocks.
 
-A *node* is a trace block with everything before it (many engine blocks long when the trace's blocks are larger
-than the engine's), or all that is private to one request. An *extent* is a run of physical blocks that hold
-consecutive engine blocks of one node and have shared one fate so far: hashed in the same plan, with the same
-number of users, and side by side in the free queue. An extent is split when a request uses only a part of it.
+A *node* is a trace block with everything before it (many engine blocks long when the trace's blocks are
+larger than the engine's), or all that is private to one request. An *extent* is a run of physical blocks that
+hold consecutive engine blocks of one node and have shared one fate so far: hashed in the same plan, with the
+same number of users, and side by side in the free queue. An extent is split when a request uses only a part
+of it. Private blocks of requests that have ended can never be found again: in the free queue they are extents
+of no node.
 
 The free queue is a count of blocks without identity (always reused first) followed by a linked list of unused
 extents, the least recently used first; blocks are reused one by one from an extent's tail.
 
-A request's *entries* are the extents it uses, newest first, with the number of blocks it took: if an extent was
-split later, the entry goes on into ``rest``.
+A request's *entries* are the extents it uses, newest first, with the number of blocks it took: if an extent
+was split later, the entry goes on into ``rest``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
-from servewise.kernel.layout import Prefix
+from servewise.kernel.layout import Prefix, compiled
 
 __all__ = ["hash_blocks", "lookup", "release_blocks", "take_blocks", "touch_hits"]
 
 # Columns of ``Prefix.extents``.
 NODE = 0
+"""-1 for blocks that cannot be found."""
 START = 1
 LENGTH = 2
 REFS = 3
@@ -57,7 +58,7 @@ FREE_EXTENT = 4
 FREE_ENTRY = 5
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _queue_remove(extents: Any, counters: Any, e: int) -> None:
     older, newer = extents[e, OLDER], extents[e, NEWER]
     if older >= 0:
@@ -70,7 +71,7 @@ def _queue_remove(extents: Any, counters: Any, e: int) -> None:
         counters[NEWEST] = older
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _queue_append(extents: Any, counters: Any, e: int) -> None:
     newest = counters[NEWEST]
     extents[e, OLDER] = newest
@@ -82,10 +83,10 @@ def _queue_append(extents: Any, counters: Any, e: int) -> None:
     counters[NEWEST] = e
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _new_extent(extents: Any, counters: Any, node: int, start: int, length: int, refs: int) -> int:
     """Take an extent from the spare ones; the caller links it to its siblings."""
-    e = counters[FREE_EXTENT]
+    e = int(counters[FREE_EXTENT])
     counters[FREE_EXTENT] = extents[e, NEWER]
     extents[e, NODE] = node
     extents[e, START] = start
@@ -96,7 +97,7 @@ def _new_extent(extents: Any, counters: Any, node: int, start: int, length: int,
     return e
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _add_entry(entries: Any, users: Any, counters: Any, r: int, extent: int, length: int) -> None:
     i = counters[FREE_ENTRY]
     if i < 0:
@@ -109,7 +110,7 @@ def _add_entry(entries: Any, users: Any, counters: Any, r: int, extent: int, len
     users[r, HELD] = i
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _split(extents: Any, node_ends: Any, counters: Any, e: int, length: int) -> int:
     """Cut an extent after ``length`` blocks; returns the new extent that holds the tail."""
     tail = _new_extent(
@@ -139,12 +140,14 @@ def _split(extents: Any, node_ends: Any, counters: Any, e: int, length: int) -> 
     return tail
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _discard(extents: Any, node_ends: Any, counters: Any, e: int) -> None:
     """Forget an unused extent of which no block is left."""
     _queue_remove(extents, counters, e)
     node = extents[e, NODE]
-    if node_ends[node, FIRST] == e:
+    if node < 0:
+        pass
+    elif node_ends[node, FIRST] == e:
         node_ends[node, FIRST] = extents[e, SIBLING]
         if extents[e, SIBLING] < 0:
             node_ends[node, LAST] = -1
@@ -159,7 +162,7 @@ def _discard(extents: Any, node_ends: Any, counters: Any, e: int) -> None:
     counters[FREE_EXTENT] = e
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def take_blocks(px: Prefix, count: int) -> None:
     """Take ``count`` blocks off the front of the free queue; the caller knows that there are enough."""
     extents, counters, node_ends = px.extents, px.counters, px.node_ends
@@ -175,11 +178,11 @@ def take_blocks(px: Prefix, count: int) -> None:
         _discard(extents, node_ends, counters, e)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _place(
     offsets: Any, nodes: Any, span_shift: int, num_shared: int, r: int, block: int
 ) -> tuple[int, int, int]:
-    """Node of a request's block, its place in the node, and the blocks of the request in the node from there."""
+    """Node of a request's block, its place in the node, and the request's blocks in the node from there."""
     first = offsets[r]
     named = (offsets[r + 1] - first) << span_shift
     if block < named:
@@ -188,9 +191,9 @@ def _place(
     return num_shared + r, block - named, 1 << 30
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _find(extents: Any, node_ends: Any, node: int, offset: int) -> tuple[int, int]:
-    """The first-hashed extent that holds a block of a node (-1: none), and the place up to which it serves."""
+    """The first-hashed extent that holds a block of a node (-1: none), and the place to which it serves."""
     limit = 1 << 30
     e = node_ends[node, FIRST]
     while e >= 0:
@@ -203,9 +206,9 @@ def _find(extents: Any, node_ends: Any, node: int, offset: int) -> tuple[int, in
     return -1, offset
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lookup(px: Prefix, r: int, max_blocks: int) -> tuple[int, int]:
-    """Blocks of a request's start that are cached (at most ``max_blocks``), and how many of them nobody uses."""
+    """Blocks of a request's start that are cached (at most ``max_blocks``), and how many nobody uses."""
     offsets, nodes = px.offsets, px.nodes
     extents, node_ends = px.extents, px.node_ends
     hit = 0
@@ -222,7 +225,7 @@ def lookup(px: Prefix, r: int, max_blocks: int) -> tuple[int, int]:
     return hit, unused
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def touch_hits(px: Prefix, r: int, hit: int) -> None:
     """Use the first ``hit`` blocks of a request, which :func:`lookup` has found."""
     offsets, nodes = px.offsets, px.nodes
@@ -244,7 +247,7 @@ def touch_hits(px: Prefix, r: int, hit: int) -> None:
     users[r, HASHED] = hit
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _hash_up_to(px: Prefix, r: int, blocks: int) -> None:
     extents, entries, users, counters = px.extents, px.entries, px.users, px.counters
     node_ends, offsets, nodes = px.node_ends, px.offsets, px.nodes
@@ -264,7 +267,7 @@ def _hash_up_to(px: Prefix, r: int, blocks: int) -> None:
     users[r, HASHED] = hashed
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def hash_blocks(px: Prefix, r: int, blocks: int) -> None:
     """Give a request's first ``blocks`` blocks their identity, as far as other requests could share them.
 
@@ -273,16 +276,33 @@ def hash_blocks(px: Prefix, r: int, blocks: int) -> None:
     _hash_up_to(px, r, min(blocks, (px.offsets[r + 1] - px.offsets[r]) << px.span_shift))
 
 
-@njit(cache=True, nogil=True)
-def release_blocks(px: Prefix, r: int, blocks: int, hashed: int) -> int:
+@compiled
+def _append_unfindable(extents: Any, counters: Any, count: int) -> None:
+    """Put ``count`` blocks at the back of the free queue that nobody can look for."""
+    newest = counters[NEWEST]
+    if newest >= 0 and extents[newest, NODE] < 0:
+        extents[newest, LENGTH] += count
+    else:
+        _queue_append(extents, counters, _new_extent(extents, counters, -1, 0, count, 0))
+
+
+@compiled
+def release_blocks(px: Prefix, r: int, blocks: int, hashed: int, ended: bool) -> int:
     """Give up a request's ``blocks`` blocks, tail first; the first ``hashed`` of them keep their identity.
 
     Returns the number of blocks that nobody else uses.
     """
     extents, entries, users, counters = px.extents, px.entries, px.users, px.counters
-    _hash_up_to(px, r, hashed)
-    freed = blocks - hashed
-    counters[UNHASHED] += freed
+    if ended:
+        hash_blocks(px, r, hashed)
+        private = hashed - users[r, HASHED]
+        if private > 0:
+            _append_unfindable(extents, counters, private)
+        freed = blocks - users[r, HASHED]
+    else:
+        _hash_up_to(px, r, hashed)
+        freed = blocks - hashed
+    counters[UNHASHED] += blocks - hashed
     i = users[r, HELD]
     while i >= 0:
         pieces = 1
@@ -306,4 +326,4 @@ def release_blocks(px: Prefix, r: int, blocks: int, hashed: int) -> int:
         i = following
     users[r, HELD] = -1
     users[r, HASHED] = 0
-    return freed
+    return int(freed)

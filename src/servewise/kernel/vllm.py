@@ -1,8 +1,8 @@
 """vLLM's V1 scheduler, one replica, with exact fast-forward (specification: docs/vllm-scheduler.md).
 
-Every decode row gains one token a step, so rows are never visited one by one: the batch is its number of rows,
-the sum of their contexts, a calendar of finishing steps and a histogram of the steps before which rows need a
-block. A request costs its few events, whatever the batch size.
+Every decode row gains one token a step, so rows are never visited one by one: the batch is its number of
+rows, the sum of their contexts, a calendar of finishing steps and a histogram of the steps before which rows
+need a block. A request costs its few events, whatever the batch size.
 
 A *window* is a run of identical decode steps. It ends with the first step in which something else can happen:
 a row finishes, the free blocks run out, a piece of the step table ends, or a plan can see an arrival.
@@ -13,28 +13,36 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from numba import njit
-
 from servewise.kernel import layout as lo
-from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times
+from servewise.kernel.layout import (
+    Engine,
+    Limits,
+    Outputs,
+    Prefix,
+    Recorder,
+    Replica,
+    Requests,
+    Times,
+    compiled,
+)
 from servewise.kernel.prefix import hash_blocks, lookup, release_blocks, take_blocks, touch_hits
 
 __all__ = ["advance"]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@compiled
 def _blocks(tokens: int, shift: int) -> int:
     return (tokens + (1 << shift) - 1) >> shift
 
 
-@njit(cache=True, nogil=True)
-def _release(px: Prefix, caching: bool, r: int, scheduled: int, known: int, shift: int) -> int:
+@compiled
+def _release(px: Prefix, caching: bool, r: int, scheduled: int, known: int, ended: bool, shift: int) -> int:
     """Free the blocks of a request's ``scheduled`` tokens, of which ``known`` can have an identity."""
     blocks = _blocks(scheduled, shift)
-    return release_blocks(px, r, blocks, known >> shift) if caching else blocks
+    return release_blocks(px, r, blocks, known >> shift, ended) if caching else blocks
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _steps_before_shortage(phase: Any, step: int, free: int, rows: int, limit: int) -> int:
     """Most steps (at most ``limit``) after step number ``step`` that ``free`` blocks allow."""
     size = len(phase)
@@ -51,7 +59,7 @@ def _steps_before_shortage(phase: Any, step: int, free: int, rows: int, limit: i
     return limit
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _steps_starting_before(delay: float, first: float, growth: float) -> int:
     """Largest x with x * first + growth * x * (x - 1) / 2 < delay, for delay > 0."""
     half = 0.5 * growth
@@ -67,7 +75,7 @@ def _steps_starting_before(delay: float, first: float, growth: float) -> int:
     return x
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _unlink(rep: Replica, r: int, bucket: int) -> None:
     """Take a request out of the calendar."""
     other = rep.ring[bucket]
@@ -79,7 +87,7 @@ def _unlink(rep: Replica, r: int, bucket: int) -> None:
     rep.next_same[other] = rep.next_same[r]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _compact(rep: Replica, top: int) -> int:
     """Close the gaps of the running list; returns its new length."""
     kept = 0
@@ -92,7 +100,7 @@ def _compact(rep: Replica, top: int) -> int:
     return kept
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _sort_by_position(rep: Replica, count: int) -> None:
     """Order requests that ended together as they stand in the running list: so they are freed."""
     for i in range(1, count):
@@ -104,7 +112,7 @@ def _sort_by_position(rep: Replica, count: int) -> None:
         rep.pending[j + 1] = r
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _record_gap(rec: Recorder, first: float, increment: float, steps: int, weight: int) -> bool:
     i = rec.counts[0]
     if i == len(rec.gaps):
@@ -117,7 +125,7 @@ def _record_gap(rec: Recorder, first: float, increment: float, steps: int, weigh
     return True
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step: int, shift: int) -> None:
     """Give running rows' filled blocks their identity where the trace names the output."""
     for i in range(top):
@@ -128,7 +136,7 @@ def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step:
             hash_blocks(px, r, min(scheduled, whole) >> shift)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def advance(
     rep: Replica,
     req: Requests,
@@ -202,7 +210,7 @@ def advance(
                 r = rep.pending[i]
                 if rep.state[r] == lo.ENDED_BY_LENGTH:
                     whole = req.input_tokens[r] + req.output_tokens[r] - 1
-                    free += _release(px, caching, r, whole, whole, shift)
+                    free += _release(px, caching, r, whole, whole, True, shift)
                     rep.running[rep.position[r]] = -1
                     rep.state[r] = lo.GONE
                     num_running -= 1
@@ -217,6 +225,9 @@ def advance(
             known = req.input_tokens[partial] + rep.generated[partial]
             chunk = min(known - partial_done, eng.max_num_batched_tokens - rows)
             chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
+        if eng.stop_at_preemption != 0 and demand + chunk_blocks > free:
+            status = lo.PREEMPTED
+            break
         preempting = False
         while demand + chunk_blocks > free:
             preempting = True
@@ -228,7 +239,7 @@ def advance(
             num_running -= 1
             out.preemptions[r] += 1
             if r == partial:
-                free += _release(px, caching, r, partial_done, partial_done, shift)
+                free += _release(px, caching, r, partial_done, partial_done, False, shift)
                 partial = -1
                 chunk = 0
                 chunk_blocks = 0
@@ -237,7 +248,7 @@ def advance(
                 length = whole
                 if rep.state[r] == lo.DECODING:
                     length = whole - (rep.finish_step[r] - step)
-                free += _release(px, caching, r, length, length, shift)
+                free += _release(px, caching, r, length, length, rep.state[r] != lo.DECODING, shift)
                 if rep.state[r] != lo.ENDED_BY_LENGTH:
                     rows -= 1
                     context -= length + 1
@@ -354,7 +365,7 @@ def advance(
                     continue
                 whole = req.input_tokens[r] + req.output_tokens[r] - 1
                 scheduled = whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole
-                free += _release(px, caching, r, scheduled, whole, shift)
+                free += _release(px, caching, r, scheduled, whole, True, shift)
                 rep.running[rep.position[r]] = -1
                 num_running -= 1
                 released = True
@@ -418,7 +429,7 @@ def advance(
             if eng.single_step == 0 and num_wasted == 0 and not preempting and not (blocked and released):
                 count = next_finish - step
                 if knot + 1 < num_knots:
-                    count = min(count, int(math.ceil((times.knots[knot + 1] * rows - context) / rows)))
+                    count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
                 if count > 1:
                     count = 1 + _steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
                 if names_output:  # blocks that fill up get their identity in the plan of that very step

@@ -50,7 +50,9 @@ def context_knots(formula: StepFormula, fixed_s: Array, rows: Array) -> Array:
     """
     longest = float(formula.deployment.model.max_context_tokens)
     window = formula.deployment.model.sliding_window_tokens
-    grid = np.unique(np.concatenate([[0.0], np.geomspace(8.0, longest, NUM_CANDIDATES), [float(window)]]))
+    # whole numbers: the simulator finds the step that crosses a knot exactly
+    spread = np.rint(np.geomspace(8.0, longest, NUM_CANDIDATES))
+    grid = np.unique(np.concatenate([[0.0], spread, [float(window)]]))
     sample = np.unique(np.geomspace(1, rows[-1], 24).astype(np.int64)).astype(np.float64)
     attention = formula.decode_attention_s(sample[:, None], sample[:, None] * grid[None, :])
     allowed = KNOT_TOLERANCE_FRAC * (attention + fixed_s[sample.astype(np.int64)][:, None])

@@ -79,12 +79,16 @@ def pack_engine(deployment: Deployment, num_kv_blocks: int, *, fast_forward: boo
         lag=int(params.async_scheduling),
         reserve_full=int(params.scheduler_reserve_full_isl),
         caching=int(params.enable_prefix_caching),
+        stop_at_preemption=0,
         single_step=int(not fast_forward),
     )
 
 
 def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) -> Packed:
-    """Requests and prefix nodes as the engine sees them: too long prompts rejected, outputs cut at its limit."""
+    """Requests and prefix nodes as the engine sees them.
+
+    Prompts that leave no room for a token are rejected, outputs are cut at ``max_model_len``.
+    """
     limit = deployment.params.max_model_len
     room = limit - workload.input_tokens
     accepted: NDArray[np.int64] | None = None
@@ -97,9 +101,8 @@ def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) 
     )
     if room.min() < 1:
         accepted = np.flatnonzero(room >= 1)
-        arrival, inputs, outputs, declared, room = (
-            a[accepted] for a in (arrival, inputs, outputs, declared, room)
-        )
+        arrival = arrival[accepted]
+        inputs, outputs, declared, room = (a[accepted] for a in (inputs, outputs, declared, room))
         prefix = None if prefix is None else _select(prefix, accepted)
     outputs = np.minimum(outputs, room)
     by_length = (outputs >= declared) | (outputs == room)
@@ -108,7 +111,7 @@ def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) 
         input_tokens=inputs.astype(np.int32),
         output_tokens=outputs.astype(np.int32),
         by_length=by_length.astype(np.int8),
-        extra=table.request_fixed_s + table.request_s_per_input_token * inputs,
+        extra=np.asarray(table.request_fixed_s + table.request_s_per_input_token * inputs, np.float64),
     )
     offsets, nodes, span_shift, num_shared, node_tokens = _nodes(
         prefix, len(arrival), deployment.params.block_size_tokens
@@ -143,7 +146,7 @@ def _select(prefix: PrefixBlocks, chosen: NDArray[np.int64]) -> PrefixBlocks:
 def _nodes(
     prefix: PrefixBlocks | None, num_requests: int, block_size_tokens: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], int, int, int]:
-    """Trace blocks as nodes of whole engine blocks: offsets, nodes, span shift, number of nodes, tokens each."""
+    """Trace blocks as nodes of whole engine blocks: offsets, nodes, span shift, their number, tokens each."""
     if prefix is None:
         return np.zeros(num_requests + 1, np.int64), np.zeros(0, np.int32), 0, 0, block_size_tokens
     traced = prefix.block_size_tokens
@@ -155,7 +158,9 @@ def _nodes(
             )
         span_shift = (traced // block_size_tokens).bit_length() - 1
         if traced != block_size_tokens << span_shift:
-            raise InputError(f"prefix blocks must be a power of two times the engine's block, got {traced} tokens")
+            raise InputError(
+                f"prefix blocks must be a power of two times the engine's block, got {traced} tokens"
+            )
         return prefix.offsets, prefix.ids.astype(np.int32), span_shift, prefix.num_ids, traced
     ratio, left = divmod(block_size_tokens, traced)
     if left:

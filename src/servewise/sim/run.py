@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,79 +138,126 @@ def simulate(
     _check(deployment, step_model, memory)
     if packed is None:
         packed = pack_requests(workload, deployment, step_model.table)
-    engine = pack_engine(deployment, memory.num_kv_blocks, fast_forward=fast_forward)
-    times = pack_times(step_model.table)
     joint = promise or Promise()
-    # pragmatic infinities: a missing limit is one that nothing exceeds
-    limits = layout.Limits(
-        ttft=np.inf if joint.ttft_s is None else joint.ttft_s,
-        tpot=np.inf if joint.tpot_s is None else joint.tpot_s,
-        e2e=np.inf if joint.e2e_s is None else joint.e2e_s,
-        max_bad=(1 << 60) if max_bad is None else max_bad - packed.num_rejected,
+    task = _Task(
+        packed=packed,
+        engine=pack_engine(deployment, memory.num_kv_blocks, fast_forward=fast_forward),
+        times=pack_times(step_model.table),
+        # a missing limit is one that nothing exceeds
+        limits=layout.Limits(
+            ttft=np.inf if joint.ttft_s is None else joint.ttft_s,
+            tpot=np.inf if joint.tpot_s is None else joint.tpot_s,
+            e2e=np.inf if joint.e2e_s is None else joint.e2e_s,
+            max_bad=(1 << 60) if max_bad is None else max_bad - packed.num_rejected,
+        ),
+        num_replicas=deployment.num_replicas,
+        router=ROUTERS[deployment.router],
+        record_itl=record_itl,
+        num_samples=num_samples,
+        sample_every_s=max(workload.span_s, 1.0) / max(num_samples, 1),
     )
-    num_replicas = deployment.num_replicas
-    num_requests = len(packed.requests.arrival)
-    router = ROUTERS[deployment.router]
-    if router == fleet.PREFIX_AWARE and num_replicas > fleet.MAX_PREFIX_AWARE_REPLICAS:
-        raise InputError(
-            f"the prefix_aware router is simulated for at most {fleet.MAX_PREFIX_AWARE_REPLICAS} replicas, "
-            f"got {num_replicas}; use least_requests"
-        )
-    room = -(-num_requests // num_replicas) if router == fleet.ROUND_ROBIN else num_requests
-    busiest = np.sort(np.diff(packed.node_offsets))[-engine.max_num_seqs :]
-    num_entries = 2 * int(busiest.sum()) + 16 * engine.max_num_seqs
-    num_gaps = 8 * (num_requests // num_replicas + 64) if record_itl else 0
-    every = max(workload.span_s, 1.0) / max(num_samples, 1)
-    while True:
-        outputs = layout.new_outputs(num_requests)
-        state = layout.new_fleet(engine, packed.requests, num_replicas, room, router != fleet.ROUND_ROBIN)
-        prefix = layout.new_prefix(
-            engine,
-            num_replicas,
-            packed.node_offsets,
-            packed.nodes,
-            packed.span_shift,
-            packed.num_shared,
-            packed.names_output,
-            num_entries,
-        )
-        recorder = layout.new_recorder(num_replicas, num_gaps, 3 * num_samples, every)
-        replica_of = np.zeros(num_requests, np.int32)
-        status = fleet.run_fleet(
-            state,
-            packed.requests,
-            outputs,
-            times,
-            engine,
-            limits,
-            prefix,
-            recorder,
-            router,
-            replica_of,
-            np.zeros(num_replicas, np.int64),
-            np.zeros(packed.num_shared if router == fleet.PREFIX_AWARE else 0, np.int64),
-            packed.prompt_nodes,
-        )
-        if status != layout.OVERFLOW:
-            break
-        num_gaps *= 2
-        num_entries *= 2
+    status = layout.PREEMPTED
+    if task.engine.caching and workload.prefix is None:
+        # where nothing is known to be shared, the cache serves only requests that return from a preemption
+        without = task.engine._replace(caching=0, stop_at_preemption=1)
+        status, end = _run_until_it_fits(replace(task, engine=without))
+    if status == layout.PREEMPTED:
+        status, end = _run_until_it_fits(task)
     if status == layout.STUCK:
         raise SimulationError(
-            f"a request can never be admitted: {memory.num_kv_blocks} blocks of {memory.block_size_tokens} tokens "
-            f"hold less than max_model_len {deployment.params.max_model_len} needs"
+            f"a request can never be admitted: {memory.num_kv_blocks} blocks of {memory.block_size_tokens} "
+            f"tokens hold less than max_model_len {deployment.params.max_model_len} needs"
         )
+    num_bad = int(end.fleet.ints[:, layout.NUM_BAD].sum())
     return Outcome(
-        broken=status == layout.BROKEN,
-        num_bad=int(state.ints[:, layout.NUM_BAD].sum()) + packed.num_rejected,
+        broken=num_bad > task.limits.max_bad,
+        num_bad=num_bad + packed.num_rejected,
         packed=packed,
-        outputs=outputs,
-        replica_of=replica_of,
-        counters=state.ints,
-        times=state.floats,
-        recorder=recorder,
+        outputs=end.outputs,
+        replica_of=end.replica_of,
+        counters=end.fleet.ints,
+        times=end.fleet.floats,
+        recorder=end.recorder,
         num_kv_blocks=memory.num_kv_blocks,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """The kernel's input."""
+
+    packed: Packed
+    engine: layout.Engine
+    times: layout.Times
+    limits: layout.Limits
+    num_replicas: int
+    router: int
+    record_itl: bool
+    num_samples: int
+    sample_every_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """What the kernel leaves behind."""
+
+    fleet: layout.Replica
+    outputs: layout.Outputs
+    replica_of: NDArray[np.int32]
+    recorder: layout.Recorder
+
+
+def _run_until_it_fits(task: _Task) -> tuple[int, _End]:
+    """Run with buffers of a likely size, and again with larger ones as long as they overflow."""
+    packed = task.packed
+    busiest = np.sort(np.diff(packed.node_offsets))[-task.engine.max_num_seqs :]
+    num_entries = 2 * int(busiest.sum()) + 16 * task.engine.max_num_seqs
+    num_gaps = 8 * (len(packed.requests.arrival) // task.num_replicas + 64) if task.record_itl else 0
+    while True:
+        status, end = _run_once(task, num_entries, num_gaps)
+        if status != layout.OVERFLOW:
+            return status, end
+        num_entries *= 2
+        num_gaps *= 2
+
+
+def _run_once(task: _Task, num_entries: int, num_gaps: int) -> tuple[int, _End]:
+    packed, engine, num_replicas = task.packed, task.engine, task.num_replicas
+    num_requests = len(packed.requests.arrival)
+    by_turns = task.router == fleet.ROUND_ROBIN
+    room = -(-num_requests // num_replicas) if by_turns else num_requests
+    end = _End(
+        fleet=layout.new_fleet(engine, packed.requests, num_replicas, room, not by_turns),
+        outputs=layout.new_outputs(num_requests),
+        replica_of=np.zeros(num_requests, np.int32),
+        recorder=layout.new_recorder(num_replicas, num_gaps, 3 * task.num_samples, task.sample_every_s),
+    )
+    prefix = layout.new_prefix(
+        engine,
+        num_replicas,
+        packed.node_offsets,
+        packed.nodes,
+        packed.span_shift,
+        packed.num_shared,
+        packed.names_output,
+        num_entries,
+    )
+    status = fleet.run_fleet(
+        end.fleet,
+        packed.requests,
+        end.outputs,
+        task.times,
+        engine,
+        task.limits,
+        prefix,
+        end.recorder,
+        task.router,
+        end.replica_of,
+        np.zeros(num_replicas, np.int64),
+        np.zeros(packed.num_shared if task.router == fleet.PREFIX_AWARE else 0, np.int64),
+        packed.prompt_nodes,
+    )
+    return status, end
 
 
 def run(
@@ -244,8 +291,13 @@ def to_log(workload: Workload, outcome: Outcome) -> RequestLog:
     n = workload.num_requests
     where = outcome.packed.accepted if outcome.packed.accepted is not None else np.arange(n)
 
-    def spread(values: NDArray[np.generic], missing: float, kind: type[np.generic]) -> NDArray[np.generic]:
-        full = np.full(n, missing, kind)
+    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        full = np.full(n, np.nan)
+        full[where] = values
+        return full
+
+    def counts(values: NDArray[np.int32], missing: int = 0) -> NDArray[np.int64]:
+        full = np.full(n, missing, np.int64)
         full[where] = values
         return full
 
@@ -255,13 +307,13 @@ def to_log(workload: Workload, outcome: Outcome) -> RequestLog:
     return RequestLog(
         intended_s=workload.arrival_s,
         sent_s=workload.arrival_s,
-        first_token_s=spread(outcome.outputs.first, np.nan, np.float64),
-        last_token_s=spread(outcome.outputs.last, np.nan, np.float64),
+        first_token_s=times(outcome.outputs.first),
+        last_token_s=times(outcome.outputs.last),
         input_tokens=workload.input_tokens,
-        output_tokens=spread(outcome.packed.requests.output_tokens, 0, np.int64),
-        cached_tokens=spread(outcome.outputs.cached, 0, np.int64) if knows_prefix else np.full(n, -1),
-        num_preemptions=spread(outcome.outputs.preemptions, 0, np.int64),
-        replica=spread(outcome.replica_of, -1, np.int64),
+        output_tokens=counts(outcome.packed.requests.output_tokens),
+        cached_tokens=counts(outcome.outputs.cached) if knows_prefix else np.full(n, -1, np.int64),
+        num_preemptions=counts(outcome.outputs.preemptions),
+        replica=counts(outcome.replica_of, -1),
         status=status,
         itl=_gaps(outcome.recorder),
         timeline=_timeline(outcome),
@@ -303,12 +355,17 @@ def _timeline(outcome: Outcome) -> Timeline | None:
 
 def _check(deployment: Deployment, step_model: StepModel, memory: MemoryReport) -> None:
     params, table = deployment.params, step_model.table
+    if deployment.router == "prefix_aware" and deployment.num_replicas > fleet.MAX_PREFIX_AWARE_REPLICAS:
+        raise InputError(
+            f"the prefix_aware router is simulated for at most {fleet.MAX_PREFIX_AWARE_REPLICAS} replicas, "
+            f"got {deployment.num_replicas}; use least_requests"
+        )
     if not memory.fits:
         raise InputError(f"the deployment does not fit: {memory.reason}")
     if memory.kv_capacity_tokens < params.max_model_len:
         raise InputError(
-            f"max_model_len {params.max_model_len} exceeds the KV capacity of {memory.kv_capacity_tokens} tokens; "
-            "lower it, or use more or larger GPUs"
+            f"max_model_len {params.max_model_len} exceeds the KV capacity of {memory.kv_capacity_tokens} "
+            "tokens; lower it, or use more or larger GPUs"
         )
     if not params.enable_chunked_prefill:
         raise InputError("only chunked prefill is simulated; set enable_chunked_prefill")
@@ -316,10 +373,11 @@ def _check(deployment: Deployment, step_model: StepModel, memory: MemoryReport) 
         raise InputError(f"block_size_tokens must be a power of two, got {params.block_size_tokens}")
     if params.max_num_batched_tokens < params.max_num_seqs:
         raise InputError(
-            f"max_num_batched_tokens {params.max_num_batched_tokens} is below max_num_seqs {params.max_num_seqs}"
+            f"max_num_batched_tokens {params.max_num_batched_tokens} is below max_num_seqs "
+            f"{params.max_num_seqs}; raise it, or lower max_num_seqs"
         )
     if table.max_rows < params.max_num_seqs or table.max_batched_tokens < params.max_num_batched_tokens:
         raise InputError(
-            f"the step table covers {table.max_rows} rows and {table.max_batched_tokens} tokens, the engine is set "
-            f"to {params.max_num_seqs} and {params.max_num_batched_tokens}"
+            f"the step table covers {table.max_rows} rows and {table.max_batched_tokens} tokens, the engine "
+            f"is set to {params.max_num_seqs} and {params.max_num_batched_tokens}"
         )

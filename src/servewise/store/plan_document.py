@@ -210,6 +210,7 @@ class PlanDocument(_Document):
     num_simulated: int
     num_simulated_requests: int
     wall_s: float
+    complete: bool
 
 
 def plan_json_schema() -> dict[str, Any]:

@@ -31,6 +31,7 @@ from servewise.types import (
     Deployment,
     Effort,
     Estimate,
+    GpuSpec,
     MemoryReport,
     Parallelism,
     Plan,
@@ -148,7 +149,7 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         router=meta.router,
         workload=meta.workload,
         models=models,
-        gpus=gpus,
+        gpus={name: _plain(gpu) for name, gpu in gpus.items()},
         provenance=tuple(table.rows),
         candidates=candidates,
         winner=plan.winner,
@@ -159,6 +160,7 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         num_simulated=plan.num_simulated,
         num_simulated_requests=plan.num_simulated_requests,
         wall_s=plan.wall_s,
+        complete=plan.complete,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -204,6 +206,7 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         num_simulated=parsed.num_simulated,
         num_simulated_requests=parsed.num_simulated_requests,
         wall_s=parsed.wall_s,
+        complete=parsed.complete,
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta
@@ -246,6 +249,11 @@ class _ProvenanceTable:
     def positions(self, origins: Mapping[str, Provenance]) -> dict[str, int]:
         """Positions of the origins, adding the new ones."""
         return {name: self.rows.setdefault(origin, len(self.rows)) for name, origin in origins.items()}
+
+
+def _plain(gpu: GpuSpec) -> GpuSpec:
+    """The same GPU with mappings that pydantic can write."""
+    return dataclasses.replace(gpu, peak_flops_per_s=dict(gpu.peak_flops_per_s), provenance=dict(gpu.provenance))
 
 
 def _fields(source: object, names: Mapping[str, object], *but: str) -> dict[str, Any]:

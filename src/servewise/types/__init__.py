@@ -15,6 +15,7 @@ from servewise.types.plan import (
     Plan,
     PrecisionChoice,
     Search,
+    best_of_each,
 )
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
 from servewise.types.provenance import Kind, Provenance
@@ -60,4 +61,5 @@ __all__ = [
     "VllmParams",
     "WeightPrecision",
     "Workload",
+    "best_of_each",
 ]

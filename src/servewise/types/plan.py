@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,13 +23,14 @@ __all__ = [
     "Plan",
     "PrecisionChoice",
     "Search",
+    "best_of_each",
 ]
 
 Effort = Literal["low", "medium", "high"]
-CandidateStatus = Literal["kept", "broken", "infeasible", "dominated", "same_schedule"]
+CandidateStatus = Literal["kept", "broken", "infeasible", "dominated", "same_schedule", "not_searched"]
 """``kept``: keeps the promise. ``broken``: no fleet within the budget keeps it. ``infeasible``: cannot run at
 all, or filtered. ``dominated``: proven no better than a kept one without simulating. ``same_schedule``: proven
-to behave exactly like another candidate."""
+to behave exactly like another candidate. ``not_searched``: the search was interrupted before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +199,8 @@ class Plan:
     num_simulated, num_simulated_requests : int
         Candidates simulated at least once; requests simulated in all runs.
     wall_s : float [s]
+    complete : bool
+        False when the search was interrupted: a better deployment may be among those not searched.
     """
 
     candidates: tuple[Candidate, ...]
@@ -209,3 +212,20 @@ class Plan:
     num_simulated: int
     num_simulated_requests: int
     wall_s: float
+    complete: bool = True
+
+    @property
+    def alternatives(self) -> tuple[int, ...]:
+        """The best settings of each model, GPU, precision and parallelism that keeps the promise, cheapest first."""
+        return best_of_each(self.candidates, self.ranking)
+
+
+def best_of_each(candidates: Sequence[Candidate], ranking: Sequence[int]) -> tuple[int, ...]:
+    """The first of a ranking of every model, engine, GPU, precision and parallelism."""
+    best: dict[tuple[object, ...], int] = {}
+    for index in ranking:
+        d = candidates[index].deployment
+        best.setdefault(
+            (d.model.name, d.engine, d.engine_version, d.gpu.name, d.precision, d.parallelism), index
+        )
+    return tuple(best.values())

@@ -1,0 +1,324 @@
+"""The public verbs. The command line and the local page call these and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from servewise import __version__, catalog, quality, search, traffic
+from servewise.config import Service, load_service, read_prices
+from servewise.deploy import command, notes, render_shell
+from servewise.engines import vllm
+from servewise.errors import InputError
+from servewise.metrics import e2e_s, tpot_s, ttft_s
+from servewise.perf import step_model
+from servewise.report import PlanReport, plan_html
+from servewise.sim import run
+from servewise.store import new_run_dir, plan_meta, plan_to_json, write_text_atomic
+from servewise.types import Candidate, GpuOffer, GpuSpec, Plan, Provenance, RequestLog, Search
+
+__all__ = [
+    "PlanResult",
+    "describe_traffic",
+    "list_gpus",
+    "list_models",
+    "list_profiles",
+    "load_service",
+    "plan",
+    "resolve",
+    "simulate",
+    "traffic_statistics",
+]
+
+CDF_POINTS = 400
+"""Points of the latency distributions in a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanResult:
+    """A plan with what was written of it.
+
+    Parameters
+    ----------
+    plan : Plan
+    service : Service
+    run_dir : Path or None
+        The new folder with plan.json and plan.html; None when nothing was to be written.
+    report : PlanReport
+    json_text : str
+        The text of plan.json.
+    """
+
+    plan: Plan
+    service: Service
+    run_dir: Path | None
+    report: PlanReport
+    json_text: str
+
+
+def plan(
+    service: Service,
+    *,
+    out_dir: Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    threads: int | None = None,
+) -> PlanResult:
+    """Find the deployments that keep a service's promise, cheapest first in $ per million tokens at goodput.
+
+    Parameters
+    ----------
+    service : Service
+        See :func:`servewise.config.load_service`.
+    out_dir : Path, optional
+        Where to make a new run folder; nothing is written without it.
+    progress : callable, optional
+        Called with the stage, the steps done and the steps in all.
+    threads : int, optional
+
+    Returns
+    -------
+    PlanResult
+
+    Raises
+    ------
+    InputError
+        When a name, a trace or a price is wrong.
+    KeyboardInterrupt
+        On Ctrl-C, after what was found so far has been written to ``out_dir``.
+    """
+    asked = resolve(service)
+    found = search.plan(asked, progress=progress, threads=threads)
+    hashes = _input_hashes(service)
+    meta = plan_meta(asked, name=service.name, input_hashes=hashes, seeds={"traffic": service.traffic.seed})
+    document = plan_to_json(found, meta)
+    report = _report(service, asked, found, hashes)
+    text = json.dumps(document, indent=1) + "\n"
+    run_dir = None
+    if out_dir is not None:
+        run_dir = new_run_dir(out_dir, service.name)
+        write_text_atomic(run_dir / "plan.json", text)
+        write_text_atomic(run_dir / "plan.html", plan_html(report))
+    if not found.complete:
+        raise KeyboardInterrupt
+    return PlanResult(plan=found, service=service, run_dir=run_dir, report=report, json_text=text)
+
+
+def resolve(service: Service) -> Search:
+    """Look up a service's names: models, GPUs, prices, precisions and traffic.
+
+    Raises
+    ------
+    InputError
+        When a name is unknown or ambiguous, a file cannot be read, or no precision passes the quality floor.
+    """
+    workload = traffic.load(service.traffic)
+    models = tuple(catalog.get_model(name) for name in service.models)
+    longest = max(model.max_context_tokens for model in models)
+    if workload.max_tokens_kind == "assumed":
+        workload = traffic.assume_max_tokens(workload, service.traffic.max_tokens, longest)
+    gpus = tuple(catalog.get_gpu(name) for name in service.hardware)
+    runnable = tuple(dict.fromkeys(p for gpu in gpus for p in catalog.supported_precisions(gpu)))
+    precisions = {m.name: quality.precision_choices(m, runnable, service.min_recovery_pct) for m in models}
+    for name, choices in precisions.items():
+        if not choices:
+            raise InputError(
+                f"no precision of {name} that {', '.join(g.name for g in gpus)} can run keeps "
+                f"{service.min_recovery_pct:g}% of its score; lower quality.min_recovery_pct or add hardware"
+            )
+    return Search(
+        workload=workload,
+        models=models,
+        precisions=precisions,
+        gpus=gpus,
+        offers={gpu.name: _offers(service, gpu) for gpu in gpus},
+        engines=tuple((engine, vllm.default_version()) for engine in service.engines),
+        promise=service.promise,
+        budget=service.budget,
+        max_effort=service.max_effort,
+        router=service.router,
+        price_kind=service.price_kind,
+    )
+
+
+def simulate(candidate: Candidate, asked: Search) -> RequestLog:
+    """Simulate a candidate's fleet on the whole workload, gaps between tokens and the fleet's state included."""
+    if candidate.memory is None:
+        raise InputError("the candidate has no memory report, so it cannot be simulated")
+    return run(asked.workload, candidate.deployment, step_model(candidate.deployment), candidate.memory)
+
+
+def traffic_statistics(
+    name_or_path: str,
+    format: str | None = None,  # noqa: A002 (the option's name)
+    columns: Mapping[str, str] | None = None,
+    rate_rps: float | None = None,
+) -> traffic.TrafficStatistics:
+    """Statistics of a built-in profile or of a trace file.
+
+    Raises
+    ------
+    InputError
+        When it is neither, or the file cannot be read.
+    """
+    if name_or_path in traffic.profile_names():
+        if format or columns:
+            raise InputError(f"{name_or_path} is a built-in profile; --format and --columns are for trace files")
+        source = traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
+    elif Path(name_or_path).exists() or format or columns or "." in name_or_path or "/" in name_or_path:
+        source = traffic.TrafficSource(
+            trace=Path(name_or_path), format=format, columns=columns, rate_rps=rate_rps
+        )
+    else:
+        source = traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
+    return traffic.statistics(traffic.load(source))
+
+
+def describe_traffic(statistics: traffic.TrafficStatistics) -> list[tuple[str, str]]:
+    """Statistics in words: labels and values."""
+    return traffic.describe(statistics)
+
+
+def list_profiles() -> list[str]:
+    """Names of the built-in traffic profiles."""
+    return list(traffic.profile_names())
+
+
+def list_models() -> Sequence[Mapping[str, str | int | float | None]]:
+    """The built-in models, a row each."""
+    rows: list[Mapping[str, str | int | float | None]] = []
+    for name in catalog.list_models():
+        model = catalog.get_model(name)
+        counts = catalog.param_counts(model)
+        rows.append(
+            {
+                "model": name,
+                "parameters [1e9]": counts.total / 1e9,
+                "active [1e9]": counts.active / 1e9,
+                "layers": model.num_layers,
+                "attention": model.attention,
+                "native precision": model.native_precision,
+                "longest context [tokens]": model.max_context_tokens,
+            }
+        )
+    return rows
+
+
+def list_gpus() -> Sequence[Mapping[str, str | int | float | None]]:
+    """The built-in GPUs, a row each; the price is that of the smallest node offered on demand."""
+    priced: dict[str, GpuOffer] = {}
+    for offer in catalog.all_offers():
+        if offer.kind == "on_demand":
+            priced.setdefault(offer.gpu, catalog.offers(offer.gpu)[0])
+    rows: list[Mapping[str, str | int | float | None]] = []
+    for name in catalog.list_gpus():
+        gpu = catalog.get_gpu(name)
+        best = priced.get(name)
+        rows.append(
+            {
+                "GPU": name,
+                "memory [GiB]": gpu.mem_bytes / 2**30,
+                "bandwidth [GB/s]": gpu.mem_bw_bytes_per_s / 1e9,
+                "bf16 [TFLOP/s]": gpu.peak_flops_per_s.get("bf16", 0.0) / 1e12,
+                "fp8 [TFLOP/s]": gpu.peak_flops_per_s["fp8"] / 1e12 if "fp8" in gpu.peak_flops_per_s else None,
+                "on demand [$/GPU h]": best.usd_per_gpu_h if best else None,
+                "price of": best.date if best else None,
+            }
+        )
+    return rows
+
+
+def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
+    """Prices of a GPU: the user's own where the file has some, else the built-in ones, else none."""
+    if service.prices_path is not None:
+        own = tuple(
+            offer
+            for offer in read_prices(service.prices_path)
+            if offer.gpu == gpu.name and offer.kind == service.price_kind
+        )
+        if own:
+            return own
+    if any(offer.gpu == gpu.name and offer.kind == service.price_kind for offer in catalog.all_offers()):
+        return catalog.offers(gpu, service.price_kind)
+    return ()
+
+
+def _input_hashes(service: Service) -> dict[str, str]:
+    files = [service.path, service.traffic.trace, service.prices_path]
+    return {
+        path.name: "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path is not None
+    }
+
+
+def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, str]) -> PlanReport:
+    """What the reports show beside the plan."""
+    shown = found.winner if found.winner is not None else found.nearest
+    candidate = None if shown is None else found.candidates[shown]
+    workload = asked.workload
+    rate = workload.num_requests / max(workload.span_s, 1e-9)
+    launch = ""
+    warnings = list(_warnings(service, asked, found))
+    if found.winner is not None and candidate is not None:
+        launch = render_shell(command(candidate.deployment))
+        warnings += notes(candidate.deployment)
+    return PlanReport(
+        name=service.name,
+        plan=found,
+        promise=asked.promise,
+        traffic=f"{workload.name}, {workload.num_requests:,} requests, {rate:.2f} requests/s",
+        launch_command=launch,
+        warnings=tuple(warnings),
+        provenance={} if candidate is None else _provenance(asked, candidate),
+        facts=_facts(service, asked, hashes),
+        latency_cdf={} if candidate is None or candidate.summary is None else _cdf(simulate(candidate, asked)),
+    )
+
+
+def _warnings(service: Service, asked: Search, found: Plan) -> list[str]:
+    warnings = []
+    if not found.complete:
+        warnings.append("the search was interrupted: deployments that were not searched may be better")
+    if service.skipped_engines:
+        warnings.append(f"not yet simulated, and skipped: {', '.join(service.skipped_engines)}")
+    if asked.workload.max_tokens_kind == "assumed":
+        warnings.append("the trace does not declare max_tokens; the 99th percentile of its outputs is assumed")
+    if asked.workload.prefix is None:
+        warnings.append("shared prefixes are unknown for this traffic; no prefix-cache hits are counted")
+    return warnings
+
+
+def _facts(service: Service, asked: Search, hashes: Mapping[str, str]) -> dict[str, str]:
+    facts = {"servewise": __version__, "traffic seed": str(service.traffic.seed)}
+    facts |= {f"engine {engine}": version for engine, version in asked.engines}
+    facts |= {f"input {name}": digest for name, digest in hashes.items()}
+    return facts
+
+
+def _provenance(asked: Search, candidate: Candidate) -> dict[str, Provenance]:
+    """Origin of everything a candidate's figures rest on."""
+    deployment = candidate.deployment
+    origins = {"traffic": asked.workload.provenance, "model": deployment.model.provenance}
+    origins |= {f"GPU {name}": origin for name, origin in deployment.gpu.provenance.items()}
+    if candidate.memory is not None:
+        origins |= {f"memory {name}": origin for name, origin in candidate.memory.provenance.items()}
+    origins |= {f"step time {name}": origin for name, origin in step_model(deployment).provenance.items()}
+    prices = asked.offers.get(deployment.gpu.name, ())
+    if prices:
+        origins["price"] = prices[0].provenance
+    return origins
+
+
+def _cdf(log: RequestLog) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Sorted latencies [s] and the share at or below each, thinned to a few hundred points."""
+    curves = {}
+    shares = np.linspace(0.0, 1.0, CDF_POINTS)
+    for name, values in (("ttft", ttft_s(log)), ("tpot", tpot_s(log)), ("e2e", e2e_s(log))):
+        known = values[~np.isnan(values)]
+        if len(known):
+            curves[name] = (np.quantile(known, shares), shares)
+    return curves

@@ -1,0 +1,149 @@
+"""What a replica shape cannot beat, proven from its step table without simulating.
+
+All bounds rest on two facts: a step never gets shorter when rows, context or tokens are added to it, and every
+token is scheduled once (prefix hits aside, which these bounds do not use: with known prefixes the prompt counts
+as one token).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servewise.sim import Packed
+from servewise.types import Promise, StepTable
+
+__all__ = ["Bounds", "bounds", "max_bad_requests"]
+
+BURST_WINDOWS = (1, 4, 16, 64)
+"""The span of arrivals is cut into so many windows to find its busiest parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Lower bounds of one shape on one workload.
+
+    Parameters
+    ----------
+    num_replicas : int
+        No smaller fleet keeps the promise.
+    num_hopeless : int
+        Requests that are rejected, or miss a joint limit even on an idle replica.
+    latency_s : float
+        E2E at the promised attainment that no fleet of the shape beats [s].
+    """
+
+    num_replicas: int
+    num_hopeless: int
+    latency_s: float
+
+
+def max_bad_requests(promise: Promise, num_requests: int) -> int | None:
+    """Most requests that may miss the joint limits; None when there is no joint limit to miss."""
+    if promise.ttft_s is None and promise.tpot_s is None and promise.e2e_s is None:
+        return None
+    allowed = int((1.0 - promise.attainment) * num_requests) + 1
+    while (num_requests - allowed) / num_requests < promise.attainment:
+        allowed -= 1
+    return allowed
+
+
+def bounds(packed: Packed, table: StepTable, promise: Promise, *, knows_prefix: bool) -> Bounds:
+    """Lower bounds of a shape.
+
+    Parameters
+    ----------
+    packed : Packed
+        The workload as the engine accepts it.
+    table : StepTable
+        Its rows and tokens are the most that an engine may be set to.
+    promise : Promise
+    knows_prefix : bool
+        Whether prompts may be served from a prefix cache.
+    """
+    inputs = packed.requests.input_tokens.astype(np.float64)
+    outputs = packed.requests.output_tokens.astype(np.float64)
+    prompts = np.ones_like(inputs) if knows_prefix else inputs
+    pairs = prompts * (prompts + 1) / 2
+    token_s = float((table.mixed_tokens_s[1:] / np.arange(1, table.max_batched_tokens + 1)).min())
+    prefill_s = prompts * (token_s + table.prefill_s_per_token) + pairs * table.prefill_s_per_pair
+    first_s = np.maximum(prefill_s, table.mixed_tokens_s[1]) + table.prefill_fixed_s + packed.requests.extra
+    # an idle replica's decode step with one row, at the shortest context
+    row_alone_s = min(float(table.decode_fixed_s[1]), float(table.mixed_tokens_s[1]))
+    alone_s = row_alone_s + _attention_alone_s(table, prompts)
+    total_s = first_s + (outputs - 1) * alone_s
+    bad = np.zeros(len(inputs), bool)
+    if promise.ttft_s is not None:
+        bad |= first_s > promise.ttft_s
+    if promise.tpot_s is not None:
+        bad |= (outputs > 1) & (alone_s > promise.tpot_s)
+    if promise.e2e_s is not None:
+        bad |= total_s > promise.e2e_s
+    row_s = min(token_s, float((table.decode_fixed_s[1:] / np.arange(1, table.max_rows + 1)).min()))
+    contexts = (outputs - 1) * (prompts + outputs / 2)
+    work_s = prefill_s + (outputs - 1) * row_s + contexts * _attention_rate(table)
+    return Bounds(
+        num_replicas=_fewest_replicas(packed, work_s, promise),
+        num_hopeless=int(bad.sum()) + packed.num_rejected,
+        latency_s=float(np.quantile(total_s, promise.attainment)),
+    )
+
+
+def _attention_alone_s(table: StepTable, context_tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Decode attention of one row [s] at each context length."""
+    piece = np.searchsorted(table.context_knots, context_tokens, side="right") - 1
+    return np.asarray(table.attention_base_s[1, piece] + table.attention_slope_s[1, piece] * context_tokens)
+
+
+def _attention_rate(table: StepTable) -> float:
+    """Least attention time per token of context [s], over all batches and contexts."""
+    rows = np.arange(1, table.max_rows + 1)[:, None]
+    base, slope = table.attention_base_s[1:], table.attention_slope_s[1:]
+    totals = rows * table.context_knots[None, 1:]
+    # affine pieces: the least ratio is at a knot (approached from either side) or far out
+    if base[:, 0].min() < 0:
+        return 0.0
+    ratios = [slope[:, -1].min()]
+    if totals.size:
+        ratios += [
+            ((base[:, :-1] + slope[:, :-1] * totals) / totals).min(),
+            ((base[:, 1:] + slope[:, 1:] * totals) / totals).min(),
+        ]
+    return max(0.0, float(min(ratios)))
+
+
+def _fewest_replicas(packed: Packed, work_s: NDArray[np.float64], promise: Promise) -> int:
+    """Replicas without which too many requests are late: their work must be done before their limits end."""
+    arrival_s = packed.requests.arrival
+    patience_s = _patience(packed, promise)
+    num_all = len(arrival_s) + packed.num_rejected
+    allowed = max_bad_requests(promise, num_all)
+    if patience_s is None or allowed is None or allowed < packed.num_rejected:
+        return 1
+    allowed -= packed.num_rejected
+    most = 1
+    for num_windows in BURST_WINDOWS:
+        edges = np.linspace(arrival_s[0], arrival_s[-1], num_windows + 1)
+        starts = np.searchsorted(arrival_s, edges[:-1])
+        ends = np.append(starts[1:], len(arrival_s))
+        for start, end in zip(starts, ends, strict=True):
+            kept = end - start - allowed
+            if kept <= 0:
+                continue
+            # the requests that may be late are the heaviest ones
+            done_s = float(np.partition(work_s[start:end], kept - 1)[:kept].sum())
+            available_s = float(arrival_s[end - 1] - arrival_s[start]) + patience_s
+            most = max(most, int(np.ceil(done_s / available_s * (1 - 1e-9))))
+    return most
+
+
+def _patience(packed: Packed, promise: Promise) -> float | None:
+    """Longest time that a good request may take [s]; None when nothing limits it."""
+    limits = []
+    if promise.e2e_s is not None:
+        limits.append(promise.e2e_s)
+    if promise.ttft_s is not None and promise.tpot_s is not None:
+        limits.append(promise.ttft_s + promise.tpot_s * float(packed.requests.output_tokens.max()))
+    return min(limits) if limits else None

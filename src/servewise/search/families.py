@@ -1,0 +1,291 @@
+"""Shapes that differ only in settings, searched together: they share step tables, and often their schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from servewise.cost import cost, fleet_nodes
+from servewise.engines import vllm
+from servewise.perf import step_model
+from servewise.search.bounds import Bounds, bounds, max_bad_requests
+from servewise.search.fleet import Demand, Load, find_fleet, latency_s, summary_of, try_fleet
+from servewise.search.limits import broken_reason
+from servewise.search.shapes import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Shape
+from servewise.sim import Packed, pack_requests
+from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel
+
+__all__ = ["Family", "Point", "Result", "families", "search_family"]
+
+MAX_GPUS = 1024
+"""Fleets beyond this many GPUs are not tried without a budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A fleet that keeps the promise: cost ($ per million output tokens at load) and latency [s]."""
+
+    usd_per_mtok: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A candidate with what it was computed from; ``demand`` of its runs when it was simulated."""
+
+    candidate: Candidate
+    shape: Shape
+    load: Load
+    demand: Demand | None = None
+    num_requests_simulated: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Family:
+    """Shapes of one model, GPU, precision and parallelism that fit, with what they share.
+
+    Parameters
+    ----------
+    shapes : sequence of Shape
+        In order of enumeration: larger settings first.
+    loads : list of Load
+        Of each shape.
+    bounds : list of Bounds
+    """
+
+    shapes: Sequence[Shape]
+    loads: list[Load] = field(default_factory=list)
+    bounds: list[Bounds] = field(default_factory=list)
+
+
+def families(search: Search, shapes: Sequence[Shape]) -> list[Family]:
+    """Group the shapes that can be built; builds step tables and bounds."""
+    grouped: dict[tuple[object, ...], list[Shape]] = {}
+    for shape in shapes:
+        if not shape.reason:
+            d = shape.deployment
+            key = (d.model.name, d.gpu.name, d.precision, d.parallelism, d.engine, d.engine_version)
+            grouped.setdefault(key, []).append(shape)
+    packs: dict[tuple[object, ...], Packed] = {}
+    return [_prepare(search, members, packs) for members in grouped.values()]
+
+
+def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object, ...], Packed]) -> Family:
+    family = Family(shapes=members)
+    models: dict[tuple[int, ...], StepModel] = {}
+    limits: dict[tuple[int, ...], Bounds] = {}
+    for shape in members:
+        deployment = shape.deployment
+        params = deployment.params
+        captured = vllm.capture_sizes(params, deployment.gpu)
+        if captured not in models:
+            models[captured] = step_model(
+                deployment, max_rows=MAX_NUM_SEQS[0], max_batched_tokens=MAX_NUM_BATCHED_TOKENS[0]
+            )
+        model = models[captured]
+        key = (
+            params.max_model_len,
+            params.block_size_tokens,
+            model.table.request_fixed_s,
+            model.table.request_s_per_input_token,
+        )
+        if key not in packs:
+            packs[key] = pack_requests(search.workload, deployment, model.table)
+        family.loads.append(
+            Load(workload=search.workload, promise=search.promise, packed=packs[key], step_model=model)
+        )
+        if captured not in limits:  # bounds of the largest settings hold for all
+            limits[captured] = bounds(
+                packs[key],
+                model.table,
+                search.promise,
+                knows_prefix=search.workload.prefix is not None and params.enable_prefix_caching,
+            )
+        family.bounds.append(limits[captured])
+    return family
+
+
+def least_cost(search: Search, shape: Shape, load: Load, num_replicas: int) -> float:
+    """$ per million output tokens at load that no fleet of so many replicas undercuts."""
+    _, usd_per_h = fleet_nodes(
+        num_replicas, shape.deployment.parallelism.num_gpus, search.offers[shape.deployment.gpu.name]
+    )
+    tokens = float(load.packed.requests.output_tokens.sum())
+    return usd_per_h / 3600 * load.workload.span_s / tokens * 1e6
+
+
+def most_replicas(search: Search, deployment: Deployment) -> tuple[int, str]:
+    """Largest fleet to consider, and why no larger one."""
+    if search.max_effort == "low":
+        return 1, "low effort allows one replica, without a router"
+    num_gpus = deployment.parallelism.num_gpus
+    limit = search.budget.max_gpus
+    most, why = MAX_GPUS // num_gpus, f"no more than {MAX_GPUS} GPUs are tried"
+    if limit is not None and limit // num_gpus <= most:
+        most, why = limit // num_gpus, f"the budget's {limit} GPUs"
+    usd_per_h = search.budget.usd_per_h
+    if usd_per_h is not None:
+        offers = search.offers[deployment.gpu.name]
+        affordable = most
+        while affordable > 0 and fleet_nodes(affordable, num_gpus, offers)[1] > usd_per_h:
+            affordable -= 1
+        if affordable < most:
+            most, why = affordable, f"the budget's ${usd_per_h:g} per hour"
+    return most, why
+
+
+def search_family(search: Search, family: Family, known: Sequence[Point], *, prune: bool) -> list[Result]:
+    """Search the shapes of a family in order.
+
+    Parameters
+    ----------
+    search, family
+    known : sequence of Point
+        Fleets of other families that keep the promise.
+    prune : bool
+        False simulates everything, for comparison.
+    """
+    results: list[Result] = []
+    points = list(known) if prune else []
+    for shape, load, bound in zip(family.shapes, family.loads, family.bounds, strict=True):
+        result = _same_schedule(shape, load, results) if prune else None
+        if result is None:
+            result = _simulated(search, shape, load, bound, points)
+        candidate = result.candidate
+        if prune and candidate.status == "kept" and candidate.cost is not None:
+            dollars = candidate.cost.usd_per_mtok_output_at_load
+            points.append(Point(usd_per_mtok=dollars, latency_s=candidate.latency_s))
+        results.append(result)
+    return results
+
+
+def _beaten(points: Sequence[Point], usd_per_mtok: float, latency_s: float) -> bool:
+    """Whether a known fleet is at least as good in both cost and latency, and better in one."""
+    return any(
+        p.usd_per_mtok <= usd_per_mtok
+        and p.latency_s <= latency_s
+        and (p.usd_per_mtok < usd_per_mtok or p.latency_s < latency_s)
+        for p in points
+    )
+
+
+def _verdict(shape: Shape, load: Load, status: CandidateStatus, reason: str) -> Result:
+    candidate = Candidate(
+        index=shape.index,
+        deployment=shape.deployment,
+        status=status,
+        reason=reason,
+        memory=shape.memory,
+        quality_recovery_pct=shape.precision.recovery_pct,
+        warnings=warnings_of(shape, load.step_model),
+    )
+    return Result(candidate=candidate, shape=shape, load=load)
+
+
+def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
+    """What a reader of the candidate's figures must know."""
+    warnings = list(model.warnings)
+    if shape.precision.at_risk:
+        low = (
+            "unknown"
+            if shape.precision.recovery_pct is None
+            else f"as low as {shape.precision.recovery_pct[0]:g}%"
+        )
+        warnings.append(f"quality at risk: the recovery of this precision may be {low}")
+    return tuple(warnings)
+
+
+def _same_schedule(shape: Shape, load: Load, earlier: Sequence[Result]) -> Result | None:
+    """The verdict on an earlier shape whose fleets ran as this one's would: no setting ever held anything back."""
+    for result in earlier:
+        if result.demand is not None and _suffices(shape, load, result, result.demand):
+            base = result.candidate
+            candidate = replace(
+                base,
+                index=shape.index,
+                deployment=replace(shape.deployment, num_replicas=base.deployment.num_replicas),
+                memory=shape.memory,
+                status="same_schedule",
+                reason=f"behaves exactly like candidate {base.index}",
+            )
+            return Result(candidate=candidate, shape=shape, load=load)
+    return None
+
+
+def _suffices(shape: Shape, load: Load, other: Result, demand: Demand) -> bool:
+    """Whether a shape would have run exactly as another one did."""
+    params, memory = shape.deployment.params, shape.memory
+    if load.workload.prefix is not None and params.enable_prefix_caching:
+        return False  # the size of the pool decides what the cache still holds
+    if demand.held_back or memory is None:
+        return False
+    if (
+        demand.num_seqs > params.max_num_seqs
+        or demand.num_batched_tokens > params.max_num_batched_tokens
+        or demand.num_kv_blocks > memory.num_kv_blocks
+    ):
+        return False
+    mine, theirs = load.step_model.table, other.load.step_model.table
+    rows, tokens = demand.num_seqs + 1, demand.num_batched_tokens + 1
+    return mine is theirs or bool(
+        np.array_equal(mine.decode_fixed_s[:rows], theirs.decode_fixed_s[:rows])
+        and np.array_equal(mine.mixed_tokens_s[:tokens], theirs.mixed_tokens_s[:tokens])
+        and np.array_equal(mine.sample_s[:rows], theirs.sample_s[:rows])
+        and np.array_equal(mine.context_knots, theirs.context_knots)
+        and np.array_equal(mine.attention_base_s[:rows], theirs.attention_base_s[:rows])
+        and np.array_equal(mine.attention_slope_s[:rows], theirs.attention_slope_s[:rows])
+    )
+
+
+def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: Sequence[Point]) -> Result:
+    """Find the fleet of a shape, unless bounds or known fleets show that it cannot matter."""
+    memory = shape.memory
+    assert memory is not None  # noqa: S101 (members of a family fit in memory)
+    allowed = max_bad_requests(search.promise, search.workload.num_requests)
+    if allowed is not None and bound.num_hopeless > allowed:
+        share = bound.num_hopeless / search.workload.num_requests
+        return _verdict(
+            shape, load, "broken", f"{share:.1%} of requests miss a limit even on an idle replica"
+        )
+    most, why_no_more = most_replicas(search, shape.deployment)
+    if bound.num_replicas > most:
+        work = f"the work needs at least {bound.num_replicas} replicas > {most} ({why_no_more})"
+        return _verdict(shape, load, "broken", work)
+
+    def worth(num_replicas: int) -> bool:
+        return not _beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
+
+    fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth)
+    if not fleet.worth_more or fleet.trial is None:
+        dollars = least_cost(search, shape, load, fleet.num_replicas)
+        reason = f"at least ${dollars:.3f} per Mtok output and {bound.latency_s:.1f} s of E2E; another fleet beats both"
+        verdict = _verdict(shape, load, "dominated", reason)
+        return replace(verdict, num_requests_simulated=fleet.num_requests_simulated)
+    trial, num_simulated = fleet.trial, fleet.num_requests_simulated
+    if trial.stopped:
+        trial = try_fleet(shape, memory, load, trial.num_replicas, stop=False)
+        num_simulated += trial.outcome.num_simulated
+    log, summary = summary_of(trial, load, with_intervals=False)
+    deployment = replace(shape.deployment, num_replicas=trial.num_replicas)
+    offers = search.offers[deployment.gpu.name]
+    candidate = Candidate(
+        index=shape.index,
+        deployment=deployment,
+        status="kept" if fleet.found else "broken",
+        reason="" if fleet.found else broken_reason(trial, load, summary, why_no_more),
+        memory=memory,
+        summary=summary,
+        cost=cost(summary, trial.num_replicas, deployment.parallelism.num_gpus, offers),
+        latency_s=latency_s(log, search.promise),
+        quality_recovery_pct=shape.precision.recovery_pct,
+        warnings=warnings_of(shape, load.step_model),
+    )
+    return Result(
+        candidate=candidate,
+        shape=shape,
+        load=load,
+        demand=fleet.demand,
+        num_requests_simulated=num_simulated,
+    )

@@ -1,0 +1,88 @@
+"""What a fleet runs out of first, in words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from servewise.kernel import layout
+from servewise.metrics import e2e_s, tpot_s, ttft_s
+from servewise.perf import explain
+from servewise.search.fleet import Load, Trial, try_fleet
+from servewise.search.shapes import Shape
+from servewise.sim import Outcome, to_log
+from servewise.types import MemoryReport, Promise, RequestLog, Summary
+
+__all__ = ["broken_reason", "limited_by"]
+
+GROUPS = {
+    "compute": ("compute", "prefill_attention", "head"),
+    "memory bandwidth": ("weights", "kv", "elementwise"),
+    "communication between GPUs": ("all_reduce",),
+    "launch and scheduling overhead": ("overhead",),
+}
+KV_FULL_FRAC = 0.95
+
+
+def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> str:
+    """The resource that takes most of the replicas' time, or full KV memory, and what one replica less breaks."""
+    outcome = trial.outcome
+    used_frac = outcome.peak_kv_blocks / outcome.num_kv_blocks
+    if outcome.num_preemptions or used_frac >= KV_FULL_FRAC:
+        first = f"KV memory ({used_frac:.0%} in use at the peak, {outcome.num_preemptions} preemptions)"
+    else:
+        name, share = _main_resource(shape, load, outcome)
+        first = f"{name} ({share:.0%} of step time; replicas busy {_busy_frac(outcome):.0%})"
+    if trial.num_replicas == 1:
+        return first
+    fewer = try_fleet(shape, memory, load, trial.num_replicas - 1, stop=False)
+    missed = _missed(to_log(load.workload, fewer.outcome), load.promise)
+    return f"{first}; with {trial.num_replicas - 1} replicas {missed}" if missed else first
+
+
+def broken_reason(trial: Trial, load: Load, summary: Summary, why_no_more: str) -> str:
+    """Why no fleet of a shape keeps the promise: how far off, and whether it cannot even keep up."""
+    offered_rps = load.workload.num_requests / max(load.workload.span_s, 1e-9)
+    reason = f"{'; '.join(summary.broken)} with {trial.num_replicas} replicas ({why_no_more})"
+    if load.workload.span_s > 0 and summary.drain_s > 0.1 * load.workload.span_s:
+        return f"saturated: serves {summary.throughput_rps:.2f} of {offered_rps:.2f} requests/s; {reason}"
+    return reason
+
+
+def _busy_frac(outcome: Outcome) -> float:
+    busy_s = outcome.times[:, layout.MIXED_TIME].sum() + outcome.times[:, layout.DECODE_TIME].sum()
+    return float(busy_s / max(outcome.times[:, layout.NOW].max() * len(outcome.times), 1e-9))
+
+
+def _main_resource(shape: Shape, load: Load, outcome: Outcome) -> tuple[str, float]:
+    """The group of step-time parts with the largest share, at the fleet's mean operating point."""
+    mixed_s = float(outcome.times[:, layout.MIXED_TIME].sum())
+    decode_s = float(outcome.times[:, layout.DECODE_TIME].sum())
+    mean_rows = outcome.times[:, layout.ROW_TIME].sum() / max(mixed_s + decode_s, 1e-9)
+    rows = min(max(1, round(float(mean_rows))), shape.deployment.params.max_num_seqs)
+    requests = load.packed.requests
+    context = int(rows * (requests.input_tokens.mean() + requests.output_tokens.mean() / 2))
+    prompt = min(int(requests.input_tokens.mean()), shape.deployment.params.max_num_batched_tokens - rows)
+    time_of: dict[str, float] = {}
+    for seconds, prefill_tokens in ((decode_s, 0), (mixed_s, max(prompt, 1))):
+        parts = explain(shape.deployment, rows, context, prefill_tokens)
+        total = sum(parts.values())
+        for group, names in GROUPS.items():
+            time_of[group] = time_of.get(group, 0.0) + seconds * sum(parts[name] for name in names) / total
+    name = max(time_of, key=lambda group: time_of[group])
+    return name, time_of[name] / max(mixed_s + decode_s, 1e-9)
+
+
+def _missed(log: RequestLog, promise: Promise) -> str:
+    """The joint limit that most requests miss, with the share."""
+    columns = (
+        ("TTFT", promise.ttft_s, ttft_s(log)),
+        ("TPOT", promise.tpot_s, tpot_s(log)),
+        ("E2E", promise.e2e_s, e2e_s(log)),
+    )
+    worst, share = "", 0.0
+    for name, limit, values in columns:
+        if limit is not None:
+            missed = float(np.mean(~(np.isnan(values) | (values <= limit))))
+            if missed > share:
+                worst, share = name, missed
+    return f"{share:.1%} of requests would miss {worst}" if worst else ""

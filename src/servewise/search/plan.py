@@ -1,0 +1,212 @@
+"""The search: every replica shape, the fleet of each that keeps the promise, and what is best among them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from servewise.cost import cost
+from servewise.search.capacity import capacity, load_curve
+from servewise.search.families import Family, Point, Result, families, least_cost, search_family
+from servewise.search.fleet import summary_of, try_fleet
+from servewise.search.limits import limited_by
+from servewise.search.shapes import Shape, enumerate_shapes
+from servewise.types import Candidate, Plan, Search, best_of_each
+
+__all__ = ["Progress", "plan"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage's name, the steps done and the steps in all."""
+
+WAVE = 4
+"""Families searched between two updates of what is known. A fixed number, so that the outcome does not depend
+on the number of threads."""
+NUM_PRICED = 10
+"""Best candidates for which the capacity is searched (those on the frontier come on top)."""
+NUM_IN_FULL = 6
+"""Cheapest candidates of the frontier, the winner first, that get intervals and a load curve."""
+
+
+def plan(
+    search: Search, *, progress: Progress | None = None, threads: int | None = None, prune: bool = True
+) -> Plan:
+    """Find the deployments that keep the promise, cheapest first.
+
+    Parameters
+    ----------
+    search : Search
+    progress : callable, optional
+    threads : int, optional
+        Defaults to the number of cores; the outcome does not depend on it.
+    prune : bool
+        False simulates every shape that fits, for comparison with the pruned search.
+
+    Returns
+    -------
+    Plan
+        With ``winner`` None when no deployment keeps the promise. An interrupt (Ctrl-C) ends the search with
+        what it has found, and ``complete`` False.
+    """
+    started = time.perf_counter()
+    tell = progress or (lambda _stage, _done, _total: None)
+    shapes = enumerate_shapes(search)
+    results: list[Result] = []
+    complete = True
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        try:
+            _search_all(search, shapes, pool, tell, results, prune=prune)
+        except KeyboardInterrupt:  # what was found is worth keeping
+            pool.shutdown(cancel_futures=True)
+            complete = False
+        candidates = [_not_searched(shape) for shape in shapes]
+        for result in results:
+            candidates[result.candidate.index] = result.candidate
+        ranking = _ranking(candidates)
+        frontier = _frontier(candidates, ranking)
+        if complete:
+            chosen = list(dict.fromkeys((*best_of_each(candidates, ranking)[:NUM_PRICED], *frontier)))
+            by_index = {r.candidate.index: r for r in results}
+            in_full = set(frontier[:NUM_IN_FULL])
+
+            def detail(index: int) -> Candidate:
+                return _detailed(search, by_index[index], on_frontier=index in frontier, in_full=index in in_full)
+
+            for done, candidate in enumerate(pool.map(detail, chosen), 1):
+                candidates[candidate.index] = candidate
+                tell("capacity", done, len(chosen))
+    return Plan(
+        candidates=tuple(candidates),
+        winner=ranking[0] if ranking else None,
+        ranking=ranking,
+        frontier=frontier,
+        nearest=None if ranking else _nearest(candidates),
+        pruned_by_reason=_pruned(candidates),
+        num_simulated=sum(r.demand is not None for r in results),
+        num_simulated_requests=sum(r.num_requests_simulated for r in results),
+        wall_s=time.perf_counter() - started,
+        complete=complete,
+    )
+
+
+def _not_searched(shape: Shape) -> Candidate:
+    """What is known of a shape before the search."""
+    return Candidate(
+        index=shape.index,
+        deployment=shape.deployment,
+        status="infeasible" if shape.reason else "not_searched",
+        reason=shape.reason or "the search was interrupted before",
+        memory=shape.memory,
+        quality_recovery_pct=shape.precision.recovery_pct,
+    )
+
+
+def _search_all(
+    search: Search,
+    shapes: Sequence[Shape],
+    pool: ThreadPoolExecutor,
+    tell: Progress,
+    results: list[Result],
+    *,
+    prune: bool,
+) -> None:
+    """Search all families into ``results``, those that could be cheapest first, a wave at a time."""
+    tell("step tables", 0, 1)
+    waiting = families(search, shapes)
+    tell("step tables", 1, 1)
+
+    def could_cost(family: Family) -> tuple[float, int]:
+        least = min(
+            least_cost(search, shape, load, bound.num_replicas)
+            for shape, load, bound in zip(family.shapes, family.loads, family.bounds, strict=True)
+        )
+        return least, family.shapes[0].index
+
+    waiting.sort(key=could_cost)
+    for start in range(0, len(waiting), WAVE):
+        known = [
+            Point(usd_per_mtok=r.candidate.cost.usd_per_mtok_output_at_load, latency_s=r.candidate.latency_s)
+            for r in results
+            if r.candidate.status == "kept" and r.candidate.cost is not None
+        ]
+
+        def run(family: Family, known: Sequence[Point] = known) -> list[Result]:
+            return search_family(search, family, known, prune=prune)
+
+        for found in pool.map(run, waiting[start : start + WAVE]):
+            results += found
+        tell("fleets", min(start + WAVE, len(waiting)), len(waiting))
+
+
+def _pruned(candidates: Sequence[Candidate]) -> dict[str, int]:
+    """Candidates that were settled without a simulation of their own, by the reason."""
+    reasons: Counter[str] = Counter()
+    for candidate in candidates:
+        if candidate.status in ("infeasible", "dominated", "same_schedule"):
+            reasons[candidate.status] += 1
+        elif candidate.status == "broken" and candidate.summary is None:
+            reasons["hopeless"] += 1
+    return dict(reasons)
+
+
+def _ranking(candidates: Sequence[Candidate]) -> tuple[int, ...]:
+    """Kept candidates, cheapest at load first."""
+
+    def key(candidate: Candidate) -> tuple[float, float, int, int]:
+        assert candidate.cost is not None  # noqa: S101 (a kept candidate was simulated)
+        dollars = candidate.cost.usd_per_mtok_output_at_load
+        return dollars, candidate.latency_s, candidate.deployment.num_gpus, candidate.index
+
+    return tuple(c.index for c in sorted((c for c in candidates if c.status == "kept"), key=key))
+
+
+def _frontier(candidates: Sequence[Candidate], ranking: Sequence[int]) -> tuple[int, ...]:
+    """Kept candidates that no other beats in both cost and latency."""
+    frontier: list[int] = []
+    fastest = float("inf")
+    for index in ranking:
+        if candidates[index].latency_s < fastest:
+            fastest = candidates[index].latency_s
+            frontier.append(index)
+    return tuple(frontier)
+
+
+def _nearest(candidates: Sequence[Candidate]) -> int | None:
+    """The broken candidate with the highest attainment (ties: the cheaper one)."""
+    tried = [c for c in candidates if c.status == "broken" and c.summary is not None and c.cost is not None]
+    if not tried:
+        return None
+
+    def key(candidate: Candidate) -> tuple[float, float, int]:
+        assert candidate.summary is not None  # noqa: S101 (chosen above)
+        assert candidate.cost is not None  # noqa: S101 (chosen above)
+        return -candidate.summary.attainment.value, candidate.cost.usd_per_h, candidate.index
+
+    return min(tried, key=key).index
+
+
+def _detailed(search: Search, result: Result, *, on_frontier: bool, in_full: bool) -> Candidate:
+    """A kept candidate with capacity and limits, and in full with intervals and its load curve."""
+    candidate, shape, load = result.candidate, result.shape, result.load
+    memory, num_replicas = shape.memory, candidate.deployment.num_replicas
+    assert memory is not None  # noqa: S101 (it was simulated)
+    trial = try_fleet(shape, memory, load, num_replicas, stop=False)
+    _, summary = summary_of(trial, load, with_intervals=in_full)
+    highest = capacity(shape, memory, load, num_replicas)
+    return replace(
+        candidate,
+        summary=summary,
+        cost=cost(
+            summary,
+            num_replicas,
+            candidate.deployment.parallelism.num_gpus,
+            search.offers[candidate.deployment.gpu.name],
+            None if highest is None else highest[1],
+        ),
+        on_frontier=on_frontier,
+        limited_by=limited_by(shape, memory, load, trial),
+        load_curve=load_curve(shape, memory, load, num_replicas, highest[0]) if in_full and highest else (),
+    )

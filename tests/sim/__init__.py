@@ -1,0 +1,1 @@
+"""The simulator against its oracle and against its own single steps."""

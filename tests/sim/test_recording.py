@@ -1,0 +1,130 @@
+"""Gaps between tokens and the timeline that a simulation records."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from oracle.strategies import PROFILES, Case, Profile, cases, seeded_case
+from oracle.vllm_plain import Engine
+from servewise.sim import run, to_log
+from servewise.types import ItlSegments
+from sim.agree import deployment_of, memory_of, model_of, normalized, run_kernel, workload_of
+
+some = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+# ------------------------------------------------------------------ gaps between tokens
+
+
+def expanded(itl: ItlSegments) -> np.ndarray:
+    """Every single gap."""
+    runs = zip(itl.first_s, itl.increment_s, itl.steps, itl.weight, strict=True)
+    gaps = [np.repeat(first + step * np.arange(count), weight) for first, step, count, weight in runs]
+    return np.concatenate([*gaps, np.zeros(0)])
+
+
+class TokenClock(Engine):
+    """The plain scheduler, writing down when each token is delivered."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case.params, case.times)
+        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
+        for request in case.requests:
+            self.submit(request)
+        self.run_until(np.inf)
+
+    def _process_outputs(self) -> None:
+        for row in self.step:
+            if row.samples and not row.live.finished:
+                self.token_s[row.live.request.id].append(self.step_end_s)
+        super()._process_outputs()
+
+
+def assert_gaps_are_those_of_the_tokens(case: Case, fast_forward: bool) -> int:
+    """Compare pooled gaps, return how many of them spanned a preemption."""
+    case = normalized(case)
+    clock = TokenClock(case)
+    expected = np.sort(np.concatenate([np.diff(times) for times in clock.token_s.values()]))
+    outcome = run_kernel(case, record_itl=True, fast_forward=fast_forward)
+    itl = to_log(workload_of(case), outcome).itl
+    assert itl is not None
+    assert len(expected) == sum(r.output_tokens - 1 for r in case.requests) == len(expanded(itl))
+    np.testing.assert_allclose(np.sort(expanded(itl)), expected, rtol=1e-9, atol=1e-12)
+    return sum(live.num_preemptions for live in clock.lives if live.generated > 1)
+
+
+@pytest.mark.parametrize("fast_forward", [True, False], ids=["windows", "single steps"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_gaps(profile: Profile, fast_forward: bool) -> None:
+    preempted = sum(assert_gaps_are_those_of_the_tokens(seeded_case(seed, profile), fast_forward) for seed in range(12))
+    assert preempted > 0
+
+
+@some
+@given(case=cases())
+def test_gaps_on_any_case(case: Case) -> None:
+    assert_gaps_are_those_of_the_tokens(case, True)
+
+
+def test_gaps_of_a_fleet_are_pooled() -> None:
+    case = normalized(seeded_case(3, "mixed", 200))
+    itl = to_log(workload_of(case), run_kernel(case, num_replicas=3, record_itl=True)).itl
+    assert itl is not None
+    assert len(expanded(itl)) == sum(r.output_tokens - 1 for r in case.requests)
+
+
+# ------------------------------------------------------------------ timeline
+
+
+def engine_times(case: Case) -> Case:
+    """The case without constants that are added outside the engine, so that logs show engine times."""
+    times = dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
+    return normalized(dataclasses.replace(case, times=times))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_samples_count_the_requests_in_flight(profile: Profile) -> None:
+    seen = 0
+    for seed in range(10):
+        case = engine_times(seeded_case(seed, profile))
+        outcome = run_kernel(case, num_samples=200)
+        arrived, left = outcome.packed.requests.arrival, outcome.outputs.last
+        samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
+        assert (np.diff(samples[:, 0]) > 0).all()
+        for now, running, waiting, used in samples:
+            assert running + waiting == np.sum((arrived <= now) & (left > now))
+            assert 0 <= running <= case.params.max_num_seqs
+            assert 0 <= used <= outcome.peak_kv_blocks <= case.params.num_kv_blocks
+        seen += int(samples[:, 2].max() > 0)
+    assert seen > 2
+
+
+def test_a_timeline_sums_over_replicas() -> None:
+    case = engine_times(seeded_case(1, "mixed", 200))
+    log = run(workload_of(case), deployment_of(case, 2), model_of(case), memory_of(case), num_samples=100)
+    assert log.timeline is not None
+    assert len(log.timeline.time_s) > 50
+    assert (np.diff(log.timeline.time_s) > 0).all()
+    assert 1 < log.timeline.running.max() <= 2 * case.params.max_num_seqs
+    assert log.timeline.running.max() > run_kernel(case, num_replicas=2).peak_running / 2
+    assert (log.timeline.kv_used_frac >= 0).all()
+    assert 0 < log.timeline.kv_used_frac.max() <= 1
+    assert (log.timeline.waiting >= 0).all()
+
+
+def test_nothing_is_recorded_unless_asked() -> None:
+    case = normalized(seeded_case(0, "mixed"))
+    log = to_log(workload_of(case), run_kernel(case))
+    assert log.itl is None
+    assert log.timeline is None
+
+
+def test_recording_changes_nothing() -> None:
+    for profile in PROFILES:
+        case = normalized(seeded_case(0, profile))
+        silent, recorded = run_kernel(case), run_kernel(case, record_itl=True, num_samples=50)
+        assert silent.outputs.last.tobytes() == recorded.outputs.last.tobytes()
+        assert (silent.counters == recorded.counters).all()
