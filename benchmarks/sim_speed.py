@@ -64,9 +64,7 @@ def serve(max_model_len: int, *, caching: bool) -> Served:
         parallelism=Parallelism(),
         params=params,
     )
-    return Served(
-        deployment=deployment, step_model=perf.step_model(deployment), memory=perf.memory(deployment)
-    )
+    return Served(deployment=deployment, step_model=perf.step_model(deployment), memory=perf.memory(deployment))
 
 
 def trace(file_name: str, profile: str) -> tuple[Workload, str]:

@@ -20,7 +20,7 @@ from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import step_model
 from servewise.report import PlanReport, plan_html
 from servewise.sim import run
-from servewise.store import new_run_dir, plan_meta, plan_to_json, write_text_atomic
+from servewise.store import check_run_parent, new_run_dir, plan_meta, plan_to_json, write_text_atomic
 from servewise.types import Candidate, GpuOffer, GpuSpec, Plan, Provenance, RequestLog, Search
 
 __all__ = [
@@ -88,10 +88,12 @@ def plan(
     Raises
     ------
     InputError
-        When a name, a trace or a price is wrong.
+        When a name, a trace or a price is wrong, or nothing can be written to ``out_dir``.
     KeyboardInterrupt
         On Ctrl-C, after what was found so far has been written to ``out_dir``.
     """
+    if out_dir is not None:
+        check_run_parent(out_dir)
     asked = resolve(service)
     found = search.plan(asked, progress=progress, threads=threads)
     hashes = _input_hashes(service)
@@ -101,11 +103,12 @@ def plan(
     text = json.dumps(document, indent=1) + "\n"
     run_dir = None
     if out_dir is not None:
+        page = plan_html(report)
         run_dir = new_run_dir(out_dir, service.name)
         write_text_atomic(run_dir / "plan.json", text)
-        write_text_atomic(run_dir / "plan.html", plan_html(report))
+        write_text_atomic(run_dir / "plan.html", page)
     if not found.complete:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("" if run_dir is None else f"what was found until then is in {run_dir}")
     return PlanResult(plan=found, service=service, run_dir=run_dir, report=report, json_text=text)
 
 
@@ -171,9 +174,7 @@ def traffic_statistics(
             raise InputError(f"{name_or_path} is a built-in profile; --format and --columns are for trace files")
         source = traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
     elif Path(name_or_path).exists() or format or columns or "." in name_or_path or "/" in name_or_path:
-        source = traffic.TrafficSource(
-            trace=Path(name_or_path), format=format, columns=columns, rate_rps=rate_rps
-        )
+        source = traffic.TrafficSource(trace=Path(name_or_path), format=format, columns=columns, rate_rps=rate_rps)
     else:
         source = traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
     return traffic.statistics(traffic.load(source))
@@ -198,7 +199,7 @@ def list_models() -> Sequence[Mapping[str, str | int | float | None]]:
         rows.append(
             {
                 "model": name,
-                "parameters [1e9]": counts.total / 1e9,
+                "params [1e9]": counts.total / 1e9,
                 "active [1e9]": counts.active / 1e9,
                 "layers": model.num_layers,
                 "attention": model.attention,
@@ -249,10 +250,17 @@ def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
 
 
 def _input_hashes(service: Service) -> dict[str, str]:
+    """Digest of every file that was read, by its path from the service file's folder."""
+    folder = service.path.parent
     files = [service.path, service.traffic.trace, service.prices_path]
-    return {
-        path.name: "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path is not None
-    }
+    files += [Path(model) for model in service.models if model.endswith(".json")]
+    hashes = {}
+    for path in files:
+        if path is not None:
+            name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+            with path.open("rb") as file:
+                hashes[name] = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return hashes
 
 
 def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, str]) -> PlanReport:
@@ -262,7 +270,7 @@ def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, s
     workload = asked.workload
     rate = workload.num_requests / max(workload.span_s, 1e-9)
     launch = ""
-    warnings = list(_warnings(service, asked, found))
+    warnings = list(_warnings(service, asked))
     if found.winner is not None and candidate is not None:
         launch = render_shell(command(candidate.deployment))
         warnings += notes(candidate.deployment)
@@ -279,10 +287,8 @@ def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, s
     )
 
 
-def _warnings(service: Service, asked: Search, found: Plan) -> list[str]:
+def _warnings(service: Service, asked: Search) -> list[str]:
     warnings = []
-    if not found.complete:
-        warnings.append("the search was interrupted: deployments that were not searched may be better")
     if service.skipped_engines:
         warnings.append(f"not yet simulated, and skipped: {', '.join(service.skipped_engines)}")
     if asked.workload.max_tokens_kind == "assumed":

@@ -39,9 +39,7 @@ class FakeApi:
     raises: BaseException | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def plan(
-        self, service: Any, *, out_dir: Path, progress: Callable[[str, int, int], None], threads: Any
-    ) -> Any:
+    def plan(self, service: Any, *, out_dir: Path, progress: Callable[[str, int, int], None], threads: Any) -> Any:
         self.calls.append({"service": service, "out_dir": out_dir, "threads": threads})
         progress("simulate", 1, 2)
         progress("simulate", 2, 2)
@@ -138,7 +136,7 @@ def service_file(tmp_path: Path) -> Path:
     """A small good service file."""
     path = tmp_path / "service.yaml"
     path.write_text(
-        "model: org/model\ntraffic: {profile: azure-code-2023}\npromise: {ttft_s: 1}\n"
+        "model: openai/gpt-oss-20b\ntraffic: {profile: azure-code-2023}\npromise: {ttft_s: 1}\n"
         "hardware: [H100-SXM-80GB]\nengines: [vllm, sglang]\n"
     )
     return path

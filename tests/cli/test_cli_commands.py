@@ -22,21 +22,17 @@ from servewise.errors import (
 Run = Callable[..., Any]
 
 
-def test_plan_prints_the_answer_on_stdout_and_the_rest_on_stderr(
-    api: Any, run: Run, service_file: Path
-) -> None:
+def test_plan_prints_the_answer_on_stdout_and_the_rest_on_stderr(api: Any, run: Run, service_file: Path) -> None:
     ended = run("plan", str(service_file), "--out", "somewhere", "--threads", "3")
     assert ended.code == 0
-    assert ended.out.splitlines()[0].startswith(
-        "support-chatbot: 4 x H100-SXM-80GB: 1 replica, TP4, fp8 weights"
-    )
+    assert ended.out.splitlines()[0].startswith("support-chatbot: 4 x H100-SXM-80GB: 1 replica, TP4, fp8 weights")
     assert max(len(line) for line in ended.out.splitlines()) <= 100
     assert ended.err.splitlines() == [
         "note: not yet simulated, and skipped: sglang",
         "note: plan.json and plan.html are in somewhere/run-1",
     ]
     (call,) = api.calls
-    assert call["service"].models == ("org/model",)
+    assert call["service"].models == ("openai/gpt-oss-20b",)
     assert (call["out_dir"], call["threads"]) == (Path("somewhere"), 3)
 
 
@@ -94,9 +90,7 @@ def test_an_unexpected_error_asks_for_a_report_and_debug_shows_the_trace(
     ended = run("plan", str(service_file))
     assert ended.code == 1
     assert "Traceback" not in ended.err
-    assert ended.err.splitlines()[-1].startswith(
-        "error: unexpected KeyError: 'tp'; please report this as a bug;"
-    )
+    assert ended.err.splitlines()[-1].startswith("error: unexpected KeyError: 'tp'; please report this as a bug;")
     traced = run("--debug", "plan", str(service_file))
     assert "Traceback" in traced.err
     assert "in plan" in traced.err
@@ -106,7 +100,11 @@ def test_interruption_ends_with_130(api: Any, run: Run, service_file: Path) -> N
     api.raises = KeyboardInterrupt()
     ended = run("plan", str(service_file))
     assert (ended.code, ended.out) == (130, "")
-    assert ended.err.splitlines()[-1] == "error: interrupted; what was finished is kept"
+    assert ended.err.splitlines()[-1] == "error: interrupted"
+    api.raises = KeyboardInterrupt("what was found until then is in runs/1")
+    assert run("plan", str(service_file)).err.splitlines()[-1] == (
+        "error: interrupted; what was found until then is in runs/1"
+    )
 
 
 def test_a_full_disk_is_a_sentence(api: Any, run: Run, service_file: Path) -> None:

@@ -69,9 +69,7 @@ def bound(body: list[ast.stmt]) -> set[str]:
 
 def own_imports(tree: ast.Module) -> set[str]:
     """Names that a module imports from the project."""
-    fronts = [
-        n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("servewise")
-    ]
+    fronts = [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("servewise")]
     return {alias.asname or alias.name for node in fronts for alias in node.names}
 
 
@@ -112,9 +110,7 @@ def test_files_and_functions_stay_small() -> None:
         text = path.read_text(encoding="utf-8")
         if text.count("\n") > MAX_FILE_LINES:
             large.append(f"{name_of(path)}: {text.count(chr(10))} lines")
-        functions = [
-            n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
+        functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
         large += [
             f"{name_of(path)}: {function.name} has {code_lines(function)} lines"
             for function in functions

@@ -18,6 +18,7 @@ from servewise import perf
 from servewise.catalog import get_gpu, list_gpus
 from servewise.errors import OutOfRangeError
 from servewise.perf.operators import Operators, grids
+from servewise.perf.table import TABLE_ROWS, TABLE_TOKENS
 from servewise.types import Deployment, StepTable, WeightPrecision
 
 Array = NDArray[np.float64]
@@ -87,7 +88,8 @@ def test_shape_of_the_table(case: tuple[Deployment, StepTable, perf.StepFormula]
     assert not table.attention_base_s[0].any()
     assert not table.attention_slope_s[0].any()
     assert table.sample_s[0] == 0
-    assert table.max_batched_tokens == wanted.params.max_num_batched_tokens
+    assert table.max_batched_tokens == max(wanted.params.max_num_batched_tokens, TABLE_TOKENS)
+    assert np.all(table.context_knots == np.floor(table.context_knots))
     window = wanted.model.sliding_window_tokens
     assert not window or window in table.context_knots
     for array in (table.decode_fixed_s, table.mixed_tokens_s, table.attention_base_s):
@@ -259,18 +261,17 @@ def test_knots_are_added_where_a_chord_is_not_enough(monkeypatch: pytest.MonkeyP
     n = np.full(500, 1000.0)
     context = n * np.geomspace(1, 131072, 500)
     exact, whole = formula.decode_attention_s(n, context), formula.decode_step_s(n, context)
-    fine_error, coarse_error = (
-        np.max(np.abs(attention_s(t, n, context) - exact) / whole) for t in (fine, coarse)
-    )
+    fine_error, coarse_error = (np.max(np.abs(attention_s(t, n, context) - exact) / whole) for t in (fine, coarse))
     assert fine_error < 5e-5
     assert fine_error < 0.3 * coarse_error
 
 
-def test_ranges_can_be_chosen() -> None:
-    table = perf.step_model(deploy(tp=4), max_rows=64, max_batched_tokens=512).table
-    assert (table.max_rows, table.max_batched_tokens) == (64, 512)
-    whole = perf.step_model(deploy(tp=4)).table
-    np.testing.assert_allclose(table.decode_fixed_s, whole.decode_fixed_s[:65], rtol=2e-3)
+def test_deployments_that_differ_in_settings_share_one_table() -> None:
+    base = perf.step_model(deploy(tp=4, max_num_seqs=256, max_num_batched_tokens=8192)).table
+    other = perf.step_model(deploy(tp=4, max_num_seqs=1024, max_num_batched_tokens=2048)).table
+    assert base.max_rows == TABLE_ROWS
+    for name in StepTable.__slots__:
+        np.testing.assert_array_equal(getattr(base, name), getattr(other, name))
 
 
 def test_decode_pads_to_captured_sizes_and_leaves_graphs_above_512() -> None:
@@ -309,11 +310,7 @@ def test_low_concurrency_tpot_of_real_servers(shared_dir: Path) -> None:
     errors = []
     with (shared_dir / "data" / "measured" / "silicon_serving.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            known = (
-                row["engine"] == "vllm"
-                and row["model"] == "meta-llama/Llama-3.1-70B"
-                and row["gpu_system"] in gpus
-            )
+            known = row["engine"] == "vllm" and row["model"] == "meta-llama/Llama-3.1-70B" and row["gpu_system"] in gpus
             num = int(float(row["concurrency_from_source"] or row["batch_size_field"]))
             if not known or num > 8:
                 continue

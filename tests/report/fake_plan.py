@@ -213,9 +213,7 @@ def plan(num_fillers: int = 24) -> Plan:
     winner = ranking[0]
     for i in frontier:
         found[i] = dataclasses.replace(found[i], on_frontier=True, load_curve=load_curve())
-    found[winner] = dataclasses.replace(
-        found[winner], warnings=("prefill coefficients transferred from H100 to A100",)
-    )
+    found[winner] = dataclasses.replace(found[winner], warnings=("prefill coefficients transferred from H100 to A100",))
     return Plan(
         candidates=tuple(found),
         winner=winner,
@@ -272,9 +270,7 @@ def report(of: Plan | None = None, **changes: object) -> PlanReport:
         warnings=("max_tokens is assumed (P99 of output: 512); 4096 does not change the winner",),
         provenance={
             "gemm": Provenance(kind="measured", source="https://example.org/ops.csv", accessed="2026-10-01"),
-            "price A100-SXM-80GB": Provenance(
-                kind="spec", source="https://example.org/prices", note="on demand"
-            ),
+            "price A100-SXM-80GB": Provenance(kind="spec", source="https://example.org/prices", note="on demand"),
         },
         facts={"servewise": "0.1.0", "seed": "1", "price date": "2026-10-01"},
         latency_cdf={k: (np.sort(v), np.arange(1, 401) / 400) for k, v in samples.items()},

@@ -78,9 +78,7 @@ def test_the_page_loads_nothing(page: Page) -> None:
 
 
 def test_the_policy_allows_exactly_the_pages_own_scripts(html: str, page: Page) -> None:
-    policy = next(
-        a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"
-    )
+    policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     allowed = set(re.findall(r"'sha256-([^']+)'", policy))
@@ -104,6 +102,7 @@ def test_the_answer_is_in_the_text(page: Page) -> None:
         "weights 131.4 GiB > 72.9 GiB usable on H100-SXM-80GB at TP1",
         "https://example.org/ops.csv",
         "max_tokens is assumed",
+        "30 of 45 candidates keep the promise.",
     ):
         assert part in text
 
@@ -130,6 +129,54 @@ def test_latency_figures_show_distribution_and_limit(page: Page) -> None:
     assert ttft["data"][0]["y"][-1] == 100
     assert [(s["x0"], s["y0"]) for s in ttft["layout"]["shapes"]] == [(1.0, 0), (0, 99.0)]
     assert page.figures["e2e"]["layout"]["shapes"] == []
+
+
+def test_latency_figures_mark_what_was_reached_against_the_limit(page: Page) -> None:
+    curve, reached = page.figures["ttft"]["data"]
+    assert (reached["x"], reached["y"]) == ([0.45], [99])  # the summary's p99, not one read off the drawn curve
+    assert reached["text"] == ["p99 450 ms, limit 1.00 s"]
+    assert [note["text"] for note in page.figures["ttft"]["layout"]["annotations"]] == reached["text"]
+    assert len(curve["x"]) == 400
+    assert len(page.figures["e2e"]["data"]) == 1
+    assert page.figures["e2e"]["layout"]["annotations"] == []
+
+
+def test_a_logarithmic_axis_names_every_tick_in_full(page: Page) -> None:
+    axis = page.figures["ttft"]["layout"]["xaxis"]
+    assert axis["type"] == "log"
+    assert [float(text) for text in axis["ticktext"]] == pytest.approx(axis["tickvals"])
+
+
+def table_after(html: str, heading: str) -> str:
+    return html.split(f"<h2>{heading}</h2>")[1].split("</table>")[0]
+
+
+def test_the_table_holds_each_fleet_once(html: str) -> None:
+    table = table_after(html, "What keeps the promise")
+    assert table.count("<tr") == 1 + 6
+    for gpu, times in (("H100-SXM-80GB", 3), ("L40S-48GB", 1), ("H200-SXM-141GB", 1), ("A100-SXM-80GB", 1)):
+        assert table.count(gpu) == times
+
+
+def test_quality_at_risk_is_marked_and_explained() -> None:
+    plan = fake_plan.plan()
+    risk = "quality at risk: the recovery of this precision may be as low as 98.6%"
+    candidates = tuple(dataclasses.replace(c, warnings=(risk,)) for c in plan.candidates)
+    html = plan_html(fake_plan.report(dataclasses.replace(plan, candidates=candidates)))
+    assert "fp8/bf16!</td>" in table_after(html, "What keeps the promise")
+    assert f"! fp8/bf16: {risk}</p>" in html
+    assert "of the bf16 score expected; at risk" in html
+
+
+def test_an_interrupted_search_says_so() -> None:
+    plan = fake_plan.plan()
+    left = tuple(
+        dataclasses.replace(c, status="not_searched", reason="interrupted before") if c.status == "broken" else c
+        for c in plan.candidates
+    )
+    html = plan_html(fake_plan.report(dataclasses.replace(plan, candidates=left, complete=False)))
+    assert "interrupted: 3 of 45 candidates were not searched" in html
+    assert "not searched" in table_after(html, "What was turned down")
 
 
 def test_without_distributions_the_percentiles_are_drawn() -> None:
@@ -213,6 +260,4 @@ def test_undefined_figures_do_not_reach_the_page() -> None:
     )
     found = Page(plan_html(fake_plan.report(dataclasses.replace(plan, candidates=candidates))))
     assert found.figures["load"]["layout"]["annotations"][0]["text"] == "this traffic"
-    assert (
-        sum(len(t["x"]) for t in found.figures["frontier"]["data"] if t.get("text")) == len(plan.ranking) - 1
-    )
+    assert sum(len(t["x"]) for t in found.figures["frontier"]["data"] if t.get("text")) == len(plan.ranking) - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 
 import fake_plan
 from rich.console import Console
@@ -14,9 +15,9 @@ from servewise.types import Plan
 
 def text_of(report: PlanReport, width: int = 100, *, terminal: bool = False) -> str:
     out = io.StringIO()
-    Console(
-        file=out, width=width, force_terminal=terminal, color_system="truecolor" if terminal else None
-    ).print(plan_terminal(report))
+    Console(file=out, width=width, force_terminal=terminal, color_system="truecolor" if terminal else None).print(
+        plan_terminal(report)
+    )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -24,9 +25,7 @@ def rename(plan: Plan, model: str, gpu: str) -> Plan:
     candidates = tuple(
         dataclasses.replace(
             c,
-            deployment=dataclasses.replace(
-                c.deployment, model=fake_plan.model(model), gpu=fake_plan.gpu(gpu)
-            ),
+            deployment=dataclasses.replace(c.deployment, model=fake_plan.model(model), gpu=fake_plan.gpu(gpu)),
         )
         for c in plan.candidates
     )
@@ -51,7 +50,8 @@ def test_every_part_is_there_in_order() -> None:
     text = text_of(fake_plan.report())
     parts = [
         "vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size 4",
-        "Keep the promise, cheapest first, first 10 of 30",
+        "Keep the promise: 30 of 45 candidates\n",
+        "Best settings of each GPU, precision and TP, cheapest first ($ per Mtok of output)\n",
         "Frontier: nothing is both cheaper and faster (latency: E2E p99)",
         "cost +100%, time -42%, +4 GPUs",
         "Turned down: 15 of 45 candidates",
@@ -64,12 +64,67 @@ def test_every_part_is_there_in_order() -> None:
     assert positions == sorted(positions)
 
 
-def test_ranking_rows_hold_the_candidates_figures() -> None:
-    row = next(line for line in text_of(fake_plan.report()).splitlines() if line.startswith(" 6"))
-    assert row.split() == [
-        "6", "4", "x", "H100-SXM-80GB", "2", "fp8/bf16", "256/8192", "2", "11.80", "2.823", "1.694", "99.59",
+def table_rows(text: str) -> list[list[str]]:
+    """Rows of the table of alternatives: those that begin with their rank."""
+    return [line.split() for line in text.splitlines() if re.match(r" ?\d+  \d", line)]
+
+
+def test_the_table_holds_the_best_settings_of_each_fleet_with_its_figures() -> None:
+    rows = table_rows(text_of(fake_plan.report()))
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5", "6"]
+    assert rows[1] == [
+        "2", "4", "x", "H100-SXM-80GB", "2", "fp8/bf16", "256/8192", "2", "11.80", "2.823", "1.694", "99.59",
         "615", "ms", "37", "ms",
     ]  # fmt: skip
+    assert len({tuple(row[3:6]) for row in rows}) == 6  # no fleet twice, whatever its settings
+
+
+def test_more_alternatives_than_fit_are_counted() -> None:
+    plan = fake_plan.plan(num_fillers=0)
+    candidates = tuple(fake_plan.kept(i, f"GPU-{i:02d}", 2, 1, 1.0 + i, 20.0 - i) for i in range(14))
+    plan = dataclasses.replace(
+        plan, candidates=candidates, winner=0, ranking=tuple(range(14)), frontier=tuple(range(14))
+    )
+    text = text_of(fake_plan.report(plan))
+    assert "Keep the promise: 14 of 14 candidates\n" in text
+    assert "cheapest first, 10 of 14 ($ per Mtok of output)\n" in text
+    assert [row[3] for row in table_rows(text)] == [f"GPU-{i:02d}" for i in range(10)]
+    assert "(latency: E2E p99; 10 of 14 points)" in text
+    frontier = text.split("Frontier:")[1].split("Know before")[0]
+    assert frontier.count("x TP2") == 10
+    assert "GPU-00: 1 x TP2" in frontier  # both ends are kept
+    assert "GPU-13: 1 x TP2" in frontier
+
+
+def test_quality_at_risk_is_marked_and_explained_once() -> None:
+    plan = fake_plan.plan()
+    risk = "quality at risk: the recovery of this precision may be as low as 98.6%"
+    candidates = tuple(
+        dataclasses.replace(c, warnings=(*c.warnings, risk)) if c.deployment.gpu.name == "H100-SXM-80GB" else c
+        for c in plan.candidates
+    )
+    text = text_of(fake_plan.report(dataclasses.replace(plan, candidates=candidates)))
+    marked = {row[3]: row[5] for row in table_rows(text)}
+    assert marked["H100-SXM-80GB"] == "fp8/bf16!"
+    assert marked["L40S-48GB"] == "fp8/bf16"
+    assert text.count(f"! fp8/bf16: {risk}") == 1
+    assert "1 x TP4 fp8/bf16! 256/8192" in text.split("Frontier:")[1]
+    assert "of the bf16 score expected; at risk" in text
+    assert "!" not in text_of(fake_plan.report())
+
+
+def test_an_interrupted_search_says_what_it_leaves_open() -> None:
+    plan = fake_plan.plan()
+    left = tuple(
+        dataclasses.replace(c, status="not_searched", reason="the search was interrupted before")
+        if c.status == "dominated"
+        else c
+        for c in plan.candidates
+    )
+    text = text_of(fake_plan.report(dataclasses.replace(plan, candidates=left, complete=False)))
+    assert "interrupted: 3 of 45 candidates were not searched; a better deployment may be among them" in text
+    assert "3  not searched: e.g. the search was interrupted before" in text
+    assert "interrupted" not in text_of(fake_plan.report())
 
 
 def test_without_a_winner_the_nearest_and_the_shortfall_are_shown() -> None:
@@ -82,9 +137,7 @@ def test_without_a_winner_the_nearest_and_the_shortfall_are_shown() -> None:
 
 def test_comparing_models_adds_their_names_and_still_fits() -> None:
     plan = fake_plan.plan()
-    other = dataclasses.replace(
-        plan.candidates[0].deployment, model=fake_plan.model("Qwen/Qwen2.5-72B-Instruct")
-    )
+    other = dataclasses.replace(plan.candidates[0].deployment, model=fake_plan.model("Qwen/Qwen2.5-72B-Instruct"))
     plan = dataclasses.replace(
         plan, candidates=(dataclasses.replace(plan.candidates[0], deployment=other), *plan.candidates[1:])
     )
@@ -102,9 +155,7 @@ def test_long_names_are_folded_not_cut() -> None:
 
 def test_markup_and_escapes_in_names_are_shown() -> None:
     plan = rename(fake_plan.plan(), "a/[red]m\x1b[2J", "\x1b]0;title\x07G")
-    report = fake_plan.report(
-        plan, name="[bold]n\x1b[31m", warnings=("w\x9b1m\u202e",), launch_command="run\x1b[A\nx"
-    )
+    report = fake_plan.report(plan, name="[bold]n\x1b[31m", warnings=("w\x9b1m\u202e",), launch_command="run\x1b[A\nx")
     plain = text_of(report)
     assert "[bold]n\\x1b[31m" in plain
     assert "a/[red]m\\x1b[2J" in plain

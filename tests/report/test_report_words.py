@@ -19,9 +19,7 @@ from servewise.types import PercentileLimit, Promise
         (Promise(ttft_s=1.0, tpot_s=0.05), "TTFT <= 1.00 s and TPOT <= 50 ms for 99% of requests"),
         (Promise(e2e_s=30, attainment=0.999), "E2E <= 30.00 s for 99.9% of requests"),
         (
-            Promise(
-                percentiles=(PercentileLimit(metric="ttft", percentile=99.9, limit_s=2),), deadline_s=7200
-            ),
+            Promise(percentiles=(PercentileLimit(metric="ttft", percentile=99.9, limit_s=2),), deadline_s=7200),
             "TTFT p99.9 <= 2.00 s; everything within 2.0 h",
         ),
         (Promise(), "every request finishes (throughput)"),
@@ -33,17 +31,14 @@ def test_promises(promise: Promise, expected: str) -> None:
 
 def test_fleets() -> None:
     candidate = fake_plan.kept(0, "H100-SXM-80GB", 4, 2, 2.95, 10.0)
-    assert words.candidate_words(candidate) == (
-        "8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0"
-    )
+    assert words.candidate_words(candidate) == ("8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0")
     assert words.fleet_words(candidate) == "8 x H100-SXM-80GB: 2 x TP4 fp8/bf16 256/8192"
 
 
 def test_costs_are_said_with_their_kind() -> None:
     candidate = fake_plan.kept(0, "H100-SXM-80GB", 4, 1, 2.95, 10.0)
     assert words.cost_words(candidate) == (
-        "$2.823 per Mtok output at load, $1.694 at capacity; $8,614 a month at this load always"
-        " ($11.80/h x 730 h)"
+        "$2.823 per Mtok output at load, $1.694 at capacity; $8,614 a month at this load always ($11.80/h x 730 h)"
     )
     assert candidate.cost is not None
     unknown = dataclasses.replace(candidate.cost, usd_per_mtok_output_at_capacity=math.nan)
@@ -56,6 +51,34 @@ def test_alternatives_are_weighed_against_the_winner() -> None:
     other = fake_plan.kept(1, "H100-SXM-80GB", 8, 1, 2.2, 5.0)
     assert words.against_winner_words(other, winner) == "cost +120%, time -50%, +4 GPUs"
     assert words.against_winner_words(winner, winner) == "the cheapest"
+    twin = dataclasses.replace(winner, index=2, latency_s=9.99)
+    assert words.against_winner_words(twin, winner) == "same cost, same time"
+
+
+def test_one_is_singular() -> None:
+    assert words.candidate_words(fake_plan.kept(0, "L40S-48GB", 1, 1, 1.0, 1.0)).startswith("1 x L40S-48GB: 1 replica,")
+    assert words.count(2, "GPU") == "2 GPUs"
+    winner = fake_plan.kept(0, "H100-SXM-80GB", 2, 1, 2.0, 10.0)
+    fewer = fake_plan.kept(1, "H100-SXM-80GB", 1, 1, 2.0, 20.0)
+    assert words.against_winner_words(fewer, winner) == "cost -50%, time +100%, -1 GPU"
+
+
+def test_what_limits_a_fleet_is_said_in_few_words_too() -> None:
+    candidate = fake_plan.kept(0, "L40S-48GB", 1, 1, 1.0, 1.0)
+    long = "compute (61% of step time; replicas busy 90%); with 1 replica 3% would miss TTFT"
+    assert words.limit_words(dataclasses.replace(candidate, limited_by=long)) == "compute"
+    assert words.limit_words(candidate) == "memory bandwidth"
+    assert words.limit_words(dataclasses.replace(candidate, limited_by="")) == "-"
+
+
+def test_a_long_frontier_loses_the_points_that_differ_least() -> None:
+    points = [
+        fake_plan.kept(i, "H100-SXM-80GB", 1, 1, dollars, seconds)
+        for i, (dollars, seconds) in enumerate([(1.0, 9.0), (1.01, 8.99), (2.0, 5.0), (2.001, 4.99), (4.0, 4.98)])
+    ]
+    assert [c.index for c in words.spread(points, 3)] == [0, 2, 4]
+    assert words.spread(points, 5) == points
+    assert [c.index for c in words.spread(points, 1)] == [0, 4]
 
 
 def test_the_knee_is_the_highest_load_that_keeps_the_promise() -> None:
@@ -82,7 +105,10 @@ def test_rejections_group_reasons_that_differ_in_numbers_and_names_only() -> Non
 def test_the_shortfall_names_the_nearest() -> None:
     assert shortfall(fake_plan.plan_without_winner()).endswith("vllm 0.11.0: attainment 0.942 < 0.99")
     nothing = dataclasses.replace(fake_plan.plan_without_winner(), nearest=None)
-    assert shortfall(nothing).startswith("no candidate could be simulated")
+    assert shortfall(nothing) == (
+        "none of 1 candidates was worth simulating: does not keep the promise, e.g. no fleet within the budget keeps"
+        " the promise"
+    )
 
 
 def test_control_characters_become_visible() -> None:
@@ -93,9 +119,7 @@ def test_control_characters_become_visible() -> None:
 
 def test_html_and_json_are_escaped() -> None:
     assert html_text("<b>\"'&\x1b") == "&lt;b&gt;&quot;&#x27;&amp;\\x1b"
-    assert json_in_html({"a": "</script><!--&\u2028"}) == (
-        '{"a":"\\u003c/script\\u003e\\u003c!--\\u0026\\u2028"}'
-    )
+    assert json_in_html({"a": "</script><!--&\u2028"}) == ('{"a":"\\u003c/script\\u003e\\u003c!--\\u0026\\u2028"}')
     with pytest.raises(ValueError, match="JSON"):
         json_in_html(math.nan)
 

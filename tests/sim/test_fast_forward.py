@@ -1,4 +1,4 @@
-"""Fast-forward equals single steps on workloads of real size (law K2), same input gives same bytes (K6)."""
+"""Fast-forward equals single steps on workloads of real size; same input gives same bytes."""
 
 from __future__ import annotations
 

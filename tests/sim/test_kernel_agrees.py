@@ -1,4 +1,4 @@
-"""The compiled kernel and the plain scheduler give the same times, hits and preemptions (laws K1, K4, K5)."""
+"""The compiled kernel and the plain scheduler give the same times, hits and preemptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oracle.router_plain import simulate_fleet
-from oracle.strategies import PROFILES, Case, Profile, cases, seeded_case
+from oracle.strategies import PROFILES, Case, Profile, cases, seeded_case, unit_table
 from servewise.kernel import layout
 from servewise.types import Router
 from sim.agree import assert_agrees, assert_same, normalized, run_kernel, workload_of
@@ -58,6 +58,33 @@ def test_fleets(profile: Profile, router: Router) -> None:
 @given(case=cases(), num_replicas=st.integers(1, 5), router=st.sampled_from(ROUTERS), fast_forward=st.booleans())
 def test_fleets_on_any_case(case: Case, num_replicas: int, router: Router, fast_forward: bool) -> None:
     assert_agrees(case, num_replicas=num_replicas, router=router, fast_forward=fast_forward)
+
+
+def with_ties(case: Case) -> Case:
+    """Steps of one second and arrivals on the second: what happens at one instant has to happen in order."""
+    first_s = case.requests[0].arrival_s
+    span_s = case.requests[-1].arrival_s - first_s
+    scale = len(case.requests) / span_s if span_s > 1e-6 else 0.0
+    requests = tuple(dataclasses.replace(r, arrival_s=float(int(r.arrival_s * scale))) for r in case.requests)
+    times = unit_table(case.params.max_num_seqs, case.params.max_num_batched_tokens)
+    return dataclasses.replace(case, requests=requests, times=times)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_ties(profile: Profile, router: Router) -> None:
+    tied = 0
+    for seed in range(15):
+        case = with_ties(seeded_case(seed, profile))
+        kernel = assert_agrees(case, num_replicas=1 + seed % 4, router=router, fast_forward=seed % 3 > 0)
+        tied += len(set(kernel.outputs.last) & {r.arrival_s for r in case.requests})
+    assert tied > 50
+
+
+@few
+@given(case=cases(), num_replicas=st.integers(1, 4), router=st.sampled_from(ROUTERS), fast_forward=st.booleans())
+def test_ties_on_any_case(case: Case, num_replicas: int, router: Router, fast_forward: bool) -> None:
+    assert_agrees(with_ties(case), num_replicas=num_replicas, router=router, fast_forward=fast_forward)
 
 
 def with_engine_blocks_of(case: Case, span: int) -> Case:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from oracle.strategies import PROFILES, Case, Profile, cases, seeded_case
+from oracle.strategies import PROFILES, Case, Profile, cases, params, req, seeded_case, unit_table
 from oracle.vllm_plain import Engine
 from servewise.sim import run, to_log
 from servewise.types import ItlSegments
@@ -113,6 +113,18 @@ def test_a_timeline_sums_over_replicas() -> None:
     assert (log.timeline.kv_used_frac >= 0).all()
     assert 0 < log.timeline.kv_used_frac.max() <= 1
     assert (log.timeline.waiting >= 0).all()
+
+
+def test_a_timeline_goes_on_until_the_last_token() -> None:
+    """Also when the queue takes many times as long to drain as it took to arrive."""
+    requests = tuple(req(i, 0.25 * i, 3, 20) for i in range(16))
+    case = Case(requests=requests, params=params(seats=1, lag=False), times=unit_table())
+    log = run(workload_of(case), deployment_of(case), model_of(case), memory_of(case), num_samples=4)
+    assert log.timeline is not None
+    assert log.last_token_s.max() == 320.0 > 80 * workload_of(case).span_s
+    assert log.timeline.time_s[-1] >= 301.0  # where the last request's decode begins: one window
+    assert log.timeline.waiting[-1] == 0
+    assert log.timeline.waiting.max() == 14  # at 20 s: one has gone, one runs
 
 
 def test_nothing_is_recorded_unless_asked() -> None:

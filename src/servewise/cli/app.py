@@ -47,9 +47,7 @@ class _LazyGroup(click.Group):
         return command
 
 
-@click.group(
-    cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="servewise")
 @click.option("--debug", is_flag=True, help="Show the full trace of an unexpected error.")
 def cli(debug: bool) -> None:
@@ -82,8 +80,8 @@ def _run(args: list[str]) -> int:
         return _fail(f"{error.format_message()} (see '{where} --help')", EXIT_BAD_INPUT)
     except click.ClickException as error:
         return _fail(error.format_message(), EXIT_BAD_INPUT)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted; what was finished is kept", EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _fail(f"interrupted; {error}" if str(error) else "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit's flush would complain
         return EXIT_BROKEN_PIPE
@@ -100,9 +98,7 @@ def _run(args: list[str]) -> int:
         if debug:
             traceback.print_exc()
         hint = "" if debug else "; 'servewise --debug ...' shows where"
-        return _fail(
-            f"unexpected {type(error).__name__}: {error}; please report this as a bug{hint}", EXIT_BUG
-        )
+        return _fail(f"unexpected {type(error).__name__}: {error}; please report this as a bug{hint}", EXIT_BUG)
     return EXIT_DONE
 
 

@@ -19,9 +19,7 @@ __all__ = ["plan"]
     help="Folder in which a new run folder with plan.json and plan.html is made.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON document and nothing else.")
-@click.option(
-    "--threads", type=click.IntRange(1, 1024), help="Threads to simulate with.  [default: one per core]"
-)
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads to simulate with.  [default: one per core]")
 @click.pass_context
 def plan(ctx: click.Context, service: Path, out: Path, as_json: bool, threads: int | None) -> None:
     """Find the cheapest deployment that keeps the promise.

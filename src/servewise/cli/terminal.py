@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ __all__ = ["diagnose", "progress", "show", "show_json", "show_rows"]
 
 PLAIN_COLUMNS: Final = 100
 MIN_COLUMNS: Final = 80
+MAX_NAME_COLUMNS: Final = 44
+_FIGURE: Final = re.compile(r"[0-9][0-9,.]*(e[+-]?[0-9]+)?")
 
 
 def diagnose(kind: str, message: str) -> None:
@@ -55,19 +58,40 @@ def show_json(value: Any) -> None:
 
 
 def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows with the same keys as a table; the keys are the head."""
+    """Print rows with the same keys as a table; the keys are the head, and figures stand on the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     from servewise.report import visible
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False, pad_edge=False)
-    for name in rows[0] if rows else ():
-        table.add_column(Text(name), overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for position, name in enumerate(rows[0] if rows else ()):
+        cells = [row[name] for row in rows]
+        longest = max(map(len, cells))
+        figures = position > 0 and all(cell == "-" or _FIGURE.fullmatch(cell) for cell in cells)
+        table.add_column(
+            Text(_folded(name, longest)),
+            overflow="fold",
+            justify="right" if figures else "left",
+            min_width=min(longest, MAX_NAME_COLUMNS) if position == 0 else None,
+        )
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row.values()))
     show(table)
+
+
+def _folded(head: str, width: int) -> str:
+    """A head on several lines, none much wider than its column's cells; a unit in brackets stays whole."""
+    unit = head.find("[")
+    words = [*head.split()] if unit < 0 else [*head[:unit].split(), head[unit:]]
+    lines = words[:1]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

@@ -48,9 +48,7 @@ def show(
     from servewise.cli.terminal import show_json, show_rows
 
     mapping = dict(_column(text) for text in columns)
-    statistics = api.traffic_statistics(
-        source, format=trace_format, columns=mapping or None, rate_rps=rate_rps
-    )
+    statistics = api.traffic_statistics(source, format=trace_format, columns=mapping or None, rate_rps=rate_rps)
     if as_json:
         show_json(dataclasses.asdict(statistics))
     else:
@@ -60,7 +58,5 @@ def show(
 def _column(text: str) -> tuple[str, str]:
     field, equals, column = text.partition("=")
     if not (field and equals and column):
-        raise click.BadParameter(
-            f"{text!r} is not FIELD=COLUMN, e.g. input_tokens=prompt_len", param_hint="--columns"
-        )
+        raise click.BadParameter(f"{text!r} is not FIELD=COLUMN, e.g. input_tokens=prompt_len", param_hint="--columns")
     return field, column

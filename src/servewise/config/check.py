@@ -16,9 +16,7 @@ from servewise.config.document import Document, Location
 __all__ = ["Section", "validate"]
 
 _UNITS = {"s": "seconds", "rps": "requests per second", "h": "US dollars per hour", "pct": "percent"}
-_QUANTITY = re.compile(
-    r"\s*[-+]?[0-9.]+\s*(ms|us|s|sec|secs|seconds|min|m|h|hours?|%|rps|\$)\s*", re.IGNORECASE
-)
+_QUANTITY = re.compile(r"\s*[-+]?[0-9.]+\s*(ms|us|s|sec|secs|seconds|min|m|h|hours?|%|rps|\$)\s*", re.IGNORECASE)
 _WORD_BOOLEANS = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 

@@ -81,9 +81,7 @@ class Document:
         except (OSError, ValueError):  # a name too long or with a null character
             found = False
         if not found:
-            raise self.error(
-                location, f"no file {name!r} in {self.path.parent} (paths start at this file's folder)"
-            )
+            raise self.error(location, f"no file {name!r} in {self.path.parent} (paths start at this file's folder)")
         return path
 
     def error(self, location: Location, message: str) -> InputError:
@@ -145,9 +143,7 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if len(raw) > MAX_FILE_BYTES:
-        raise InputError(
-            f"{path}: larger than the {MAX_FILE_BYTES // 1024} KiB a configuration file may have"
-        )
+        raise InputError(f"{path}: larger than the {MAX_FILE_BYTES // 1024} KiB a configuration file may have")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -236,9 +232,7 @@ class _Builder:
             raise self._error(line, f"tag {event.tag} is not allowed; write plain values")
         text = str(event.value)
         if len(text) > MAX_SCALAR_CHARS:
-            raise self._error(
-                line, f"a value of {len(text)} characters; at most {MAX_SCALAR_CHARS} are allowed"
-            )
+            raise self._error(line, f"a value of {len(text)} characters; at most {MAX_SCALAR_CHARS} are allowed")
         if self._expects_key():
             self._key(text, line)
             return

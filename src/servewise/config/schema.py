@@ -36,25 +36,17 @@ def _attainment(value: float) -> float:
     if 0 < value < 1:
         return value
     if value == 1:
-        raise ValueError(
-            "1 promises every request, which no finite sample can show; write a share below 1, e.g. 0.999"
-        )
+        raise ValueError("1 promises every request, which no finite sample can show; write a share below 1, e.g. 0.999")
     if value == 0:
-        raise ValueError(
-            "0 promises nothing; write the share of requests that must meet the limits, e.g. 0.99"
-        )
+        raise ValueError("0 promises nothing; write the share of requests that must meet the limits, e.g. 0.99")
     if 1 < value < 100:
-        raise ValueError(
-            f"{value:g} is not a share between 0 and 1; for {value:g} percent write {value / 100:g}"
-        )
+        raise ValueError(f"{value:g} is not a share between 0 and 1; for {value:g} percent write {value / 100:g}")
     raise ValueError(f"{value:g} is not a share between 0 and 1, e.g. 0.99")
 
 
 def _recovery(value: float) -> float:
     if 0 < value <= 1:
-        raise ValueError(
-            f"{value:g} is read as a percentage; for {value:g} of the score write {100 * value:g}"
-        )
+        raise ValueError(f"{value:g} is read as a percentage; for {value:g} of the score write {100 * value:g}")
     return value
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from servewise.catalog import get_gpu, get_model
 from servewise.config.check import validate
 from servewise.config.document import Document, Location, read_document
 from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSection
 from servewise.config.traffic import traffic_source
 from servewise.errors import InputError, UnknownNameError
 from servewise.traffic import TrafficSource
-from servewise.types import Budget, Effort, Metric, PercentileLimit, PriceKind, Promise, Router
+from servewise.types import Budget, Effort, GpuSpec, Metric, ModelSpec, PercentileLimit, PriceKind, Promise, Router
 
 __all__ = ["Service", "load_service"]
 
@@ -31,7 +33,7 @@ class Service:
     path : Path
         The service file.
     models : tuple of str
-        Catalog names, hub ids or paths to a ``config.json`` (made relative to the file's folder).
+        Catalog names, or paths to a ``config.json`` (from the file's folder).
     traffic : TrafficSource
     promise : Promise
     min_recovery_pct : float [%]
@@ -40,7 +42,7 @@ class Service:
     router : Router
     price_kind : PriceKind
     hardware : tuple of str
-        GPU names as written.
+        Canonical GPU names.
     engines : tuple of str
         Those that can be simulated.
     skipped_engines : tuple of str
@@ -89,14 +91,14 @@ def load_service(path: Path | str) -> Service:
     return Service(
         name=section.name or document.path.stem,
         path=document.path,
-        models=tuple(_model(document, i, model) for i, model in enumerate(section.model)),
+        models=_each(document, "model", section.model, _model),
         traffic=traffic_source(document, section.traffic),
         promise=_promise(document, section.promise),
         min_recovery_pct=section.quality.min_recovery_pct,
         max_effort=section.operations.max_effort,
         router=section.operations.router,
         price_kind=section.operations.price_kind,
-        hardware=tuple(section.hardware),
+        hardware=_each(document, "hardware", section.hardware, _gpu),
         engines=engines,
         skipped_engines=skipped,
         budget=Budget(max_gpus=section.budget.max_gpus, usd_per_h=section.budget.usd_per_h),
@@ -104,11 +106,38 @@ def load_service(path: Path | str) -> Service:
     )
 
 
-def _model(document: Document, index: int, model: str) -> str:
+def _each(
+    document: Document, key: str, names: list[str], resolve: Callable[[Document, Location, str], str]
+) -> tuple[str, ...]:
+    """Canonical names of a key's one or many names; an unknown, ambiguous or repeated one is an error on its line."""
+    found: dict[str, str] = {}
+    for i, name in enumerate(names):
+        location: Location = (key, i) if isinstance(document.values[key], list) else (key,)
+        canonical = resolve(document, location, name)
+        if canonical in found:
+            raise document.error(location, f"{name!r} is {found[canonical]!r} again; list it once")
+        found[canonical] = name
+    return tuple(found)
+
+
+def _model(document: Document, location: Location, model: str) -> str:
+    folder = document.path.parent / model
+    if (folder / "config.json").is_file():
+        return str(folder / "config.json")
     if model.endswith(".json"):
-        location: Location = ("model", index) if isinstance(document.values["model"], list) else ("model",)
         return str(document.existing_file(location, model))
-    return model
+    return _known(document, location, get_model, model)
+
+
+def _gpu(document: Document, location: Location, gpu: str) -> str:
+    return _known(document, location, get_gpu, gpu)
+
+
+def _known(document: Document, location: Location, find: Callable[[str], ModelSpec | GpuSpec], name: str) -> str:
+    try:
+        return find(name).name
+    except InputError as error:
+        raise document.error(location, str(error)) from error
 
 
 def _engines(document: Document, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -127,9 +156,7 @@ def _engines(document: Document, names: list[str]) -> tuple[tuple[str, ...], tup
 
 def _promise(document: Document, section: PromiseSection) -> Promise:
     joint = [limit for limit in (section.ttft_s, section.tpot_s, section.e2e_s) if limit is not None]
-    percentiles = tuple(
-        _percentile(document, key, limit) for key, limit in (section.__pydantic_extra__ or {}).items()
-    )
+    percentiles = tuple(_percentile(document, key, limit) for key, limit in (section.__pydantic_extra__ or {}).items())
     if section.attainment is not None and not joint:
         raise document.error(
             ("promise", "attainment"),
@@ -165,7 +192,5 @@ def _percentile(document: Document, key: str, limit_s: float) -> PercentileLimit
         raise InputError(f"{document.path}: promise.{key} is not a percentile such as ttft_p99_s")
     percentile = float(match[2])
     if percentile == 0:
-        raise document.error(
-            ("promise", key), "a percentile of 0 promises nothing; it must be above 0, below 100"
-        )
+        raise document.error(("promise", key), "a percentile of 0 promises nothing; it must be above 0, below 100")
     return PercentileLimit(metric=_METRICS[match[1]], percentile=percentile, limit_s=limit_s)

@@ -113,9 +113,7 @@ def traffic_source(document: Document, section: TrafficSection) -> TrafficSource
     """Turn the section into a source; a trace's path is relative to the document's folder."""
     location: Location = ("traffic",)
     if section.profile is not None and section.profile not in profile_names():
-        unknown = UnknownNameError(
-            "profile", section.profile, profile_names(), "(a file is given as trace: FILE)"
-        )
+        unknown = UnknownNameError("profile", section.profile, profile_names(), "(a file is given as trace: FILE)")
         raise document.error((*location, "profile"), str(unknown)) from unknown
     trace = None if section.trace is None else document.existing_file((*location, "trace"), section.trace)
     synthesis = None if section.synthesis is None else _synthesis(document, section.synthesis)
@@ -157,9 +155,7 @@ def _synthesis(document: Document, section: SynthesisSection) -> SynthesisSpec:
         output_tokens=_length(document, (*location, "output_tokens"), section.output_tokens),
         system_prompts=None
         if prompts is None
-        else SystemPrompts(
-            tokens=prompts.tokens, num_groups=prompts.num_groups, zipf_exponent=prompts.zipf_exponent
-        ),
+        else SystemPrompts(tokens=prompts.tokens, num_groups=prompts.num_groups, zipf_exponent=prompts.zipf_exponent),
         conversations=None
         if talks is None
         else Conversations(
@@ -175,9 +171,7 @@ def _length(document: Document, location: Location, section: LengthSection) -> L
     given = [name for name in LengthSection.model_fields if getattr(section, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        raise document.error(
-            location, f"needs exactly one of {', '.join(LengthSection.model_fields)}; given: {found}"
-        )
+        raise document.error(location, f"needs exactly one of {', '.join(LengthSection.model_fields)}; given: {found}")
     try:
         if section.fixed is not None:
             return FixedLength(tokens=section.fixed)
@@ -185,9 +179,7 @@ def _length(document: Document, location: Location, section: LengthSection) -> L
             return UniformLength(low=section.uniform.low, high=section.uniform.high)
         if section.lognormal is not None:
             lognormal = section.lognormal
-            return LognormalLength(
-                median=lognormal.median, sigma=lognormal.sigma, max_tokens=lognormal.max_tokens
-            )
+            return LognormalLength(median=lognormal.median, sigma=lognormal.sigma, max_tokens=lognormal.max_tokens)
         return EmpiricalLength(values=tuple(section.empirical or ()))
     except InputError as error:
         raise document.error((*location, given[0]), str(error)) from error

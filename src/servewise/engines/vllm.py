@@ -155,6 +155,7 @@ def ranges() -> tuple[Defaults, ...]:
     )
 
 
+@cache
 def defaults(version: str) -> Defaults:
     """Defaults of a vLLM version.
 

@@ -77,20 +77,15 @@ def _recorder(rec: Recorder, i: int) -> Recorder:
 
 
 @compiled
-def _earliest_finish(rep: Replica, times: Times) -> float:
+def _earliest_finish(ints: Any, floats: Any, times: Times) -> float:
     """A time before which no request of the replica can finish, if no other request comes."""
-    ints = rep.ints
-    if (
-        ints[lo.PARTIAL] >= 0
-        or ints[lo.NUM_PREEMPTED_WAITING] > 0
-        or ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END]
-    ):
-        return float(rep.floats[lo.NOW])
+    if ints[lo.PARTIAL] >= 0 or ints[lo.NUM_PREEMPTED_WAITING] > 0 or ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END]:
+        return float(floats[lo.NOW])
     rows = ints[lo.ROWS] - ints[lo.NUM_WASTED]
     if rows == 0:
         return INFINITY
     steps = ints[lo.NEXT_FINISH] - ints[lo.STEP]
-    return float(rep.floats[lo.NOW] + steps * times.decode_fixed[rows])
+    return float(floats[lo.NOW] + steps * times.decode_fixed[rows])
 
 
 @compiled
@@ -182,18 +177,19 @@ def run_fleet(
         arrival = req.arrival[r]
         bad = 0
         for i in range(num_replicas):
-            rep = _replica(fleet, i)
-            if _earliest_finish(rep, times) <= arrival:
+            ints = fleet.ints[i]
+            if _earliest_finish(ints, fleet.floats[i], times) <= arrival:
+                rep = _replica(fleet, i)
                 status = advance(rep, req, out, times, eng, lim, _prefix(px, i), _recorder(rec, i), arrival)
                 if status != lo.DONE:
                     return status
-            bad += rep.ints[lo.NUM_BAD]
+            bad += ints[lo.NUM_BAD]
             # in_flight holds minus the finishes already counted off, plus the requests sent
-            counted = rep.ints[lo.NUM_COUNTED]
-            while counted < rep.ints[lo.NUM_FINISHED] and rep.finish_times[counted] <= arrival:
+            counted = ints[lo.NUM_COUNTED]
+            while counted < ints[lo.NUM_FINISHED] and fleet.finish_times[i, counted] <= arrival:
                 counted += 1
                 in_flight[i] -= 1
-            rep.ints[lo.NUM_COUNTED] = counted
+            ints[lo.NUM_COUNTED] = counted
         if bad > lim.max_bad:
             return lo.BROKEN
         allowed = -1

@@ -248,9 +248,7 @@ def new_recorder(num_replicas: int, num_gaps: int, num_samples: int, sample_ever
     )
 
 
-def new_fleet(
-    engine: Engine, requests: Requests, num_replicas: int, queue_size: int, log_finishes: bool
-) -> Replica:
+def new_fleet(engine: Engine, requests: Requests, num_replicas: int, queue_size: int, log_finishes: bool) -> Replica:
     """Replicas with nothing running: a :class:`Replica` whose own arrays have the replica as first axis.
 
     Parameters

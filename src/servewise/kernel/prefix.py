@@ -179,9 +179,7 @@ def take_blocks(px: Prefix, count: int) -> None:
 
 
 @compiled
-def _place(
-    offsets: Any, nodes: Any, span_shift: int, num_shared: int, r: int, block: int
-) -> tuple[int, int, int]:
+def _place(offsets: Any, nodes: Any, span_shift: int, num_shared: int, r: int, block: int) -> tuple[int, int, int]:
     """Node of a request's block, its place in the node, and the request's blocks in the node from there."""
     first = offsets[r]
     named = (offsets[r + 1] - first) << span_shift

@@ -387,17 +387,22 @@ def advance(
 
         if record_samples and now >= next_sample:
             i = rec.counts[1]
-            if i < len(rec.samples):
-                waiting = num_preempted
-                for j in range(head, end):
-                    if req.arrival[rep.queue[j]] > now:
-                        break
-                    waiting += 1
-                rec.samples[i, 0] = now
-                rec.samples[i, 1] = num_running
-                rec.samples[i, 2] = waiting
-                rec.samples[i, 3] = eng.num_blocks - free
-                rec.counts[1] = i + 1
+            if i == len(rec.samples):
+                status = lo.OVERFLOW
+                break
+            come = head
+            beyond = end
+            while come < beyond:
+                middle = (come + beyond) >> 1
+                if req.arrival[rep.queue[middle]] <= now:
+                    come = middle + 1
+                else:
+                    beyond = middle
+            rec.samples[i, 0] = now
+            rec.samples[i, 1] = num_running
+            rec.samples[i, 2] = num_preempted + come - head
+            rec.samples[i, 3] = eng.num_blocks - free
+            rec.counts[1] = i + 1
             next_sample = now + rec.sample_every
 
         # --- run: one step, or a window of decode steps.
@@ -458,18 +463,11 @@ def advance(
                     if caching and extra > 0:
                         take_blocks(px, extra)
             decode_time += count * first + 0.5 * growth * count * (count - 1)
-        if (
-            record_gaps
-            and rows > num_wasted
-            and not _record_gap(rec, first, growth, count, rows - num_wasted)
-        ):
+        if record_gaps and rows > num_wasted and not _record_gap(rec, first, growth, count, rows - num_wasted):
             status = lo.OVERFLOW
             break
         elapsed = count * first + 0.5 * growth * count * (count - 1)
-        if count > 1:
-            last_start = now + (count - 1) * first + 0.5 * growth * (count - 1) * (count - 2)
-        else:
-            last_start = now
+        last_start = now + (count - 1) * first + 0.5 * growth * (count - 1) * (count - 2)
         row_time += rows * elapsed
         now += elapsed
         step += count

@@ -121,15 +121,18 @@ def _estimates(
 ) -> tuple[Estimate, dict[str, dict[str, Estimate]]]:
     """Attainment and latency percentiles, their intervals from one set of resamples of the requests."""
     num = len(is_good)
+    num_good = int(np.count_nonzero(is_good))
+    if not with_intervals:
+        unknown = np.full((1, len(_QS)), np.nan)
+        plain = {name: values[~np.isnan(values)] for name, values in columns.items()}
+        percentiles = {name: _percentile_estimates(values, unknown) for name, values in plain.items()}
+        return Estimate(value=num_good / num, low=math.nan, high=math.nan, num_samples=num), percentiles
     samples = {name: SortedSample(values) for name, values in columns.items()}
-    shares = np.full(NUM_RESAMPLES, np.nan)
-    resampled = {name: np.full((NUM_RESAMPLES, len(_QS)), np.nan) for name in columns}
-    if with_intervals:
-        length = block_length([*columns.values(), is_good.astype(np.float64)])
-        resample = _resample if num <= ENTRY_LIMIT else _resample_cells
-        shares, resampled = resample(samples, is_good, length, seed)
+    length = block_length([*columns.values(), is_good.astype(np.float64)])
+    resample = _resample if num <= ENTRY_LIMIT else _resample_cells
+    shares, resampled = resample(samples, is_good, length, seed)
     percentiles = {name: _percentile_estimates(samples[name].ascending, resampled[name]) for name in columns}
-    return _share_estimate(int(np.count_nonzero(is_good)), num, shares), percentiles
+    return _share_estimate(num_good, num, shares), percentiles
 
 
 def _resample(
@@ -166,9 +169,9 @@ def _resample_cells(
     return shares, resampled
 
 
-def _percentile_estimates(ascending: Floats, resampled: Floats) -> dict[str, Estimate]:
-    num = len(ascending)
-    values = np.percentile(ascending, _QS) if num else np.full(len(_QS), np.nan)
+def _percentile_estimates(sample: Floats, resampled: Floats) -> dict[str, Estimate]:
+    num = len(sample)
+    values = np.percentile(sample, _QS) if num else np.full(len(_QS), np.nan)
     estimates = {}
     for i, (name, q) in enumerate(PERCENTILES.items()):
         low, high = math.nan, math.nan

@@ -51,9 +51,7 @@ class TokenParts:
     @property
     def total(self) -> Array:
         """Sum of all parts [s]."""
-        return np.asarray(
-            self.weights + self.compute + self.all_reduce + self.elementwise + self.overhead + self.floor
-        )
+        return np.asarray(self.weights + self.compute + self.all_reduce + self.elementwise + self.overhead + self.floor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +195,7 @@ class StepFormula:
             bytes_per_token = width * self.num_kv_heads * (model.head_dim + model.v_head_dim)
             flops_per_token = 2.0 * self.num_heads * (model.head_dim + model.v_head_dim)
         for group in self.layers:
-            seen = (
-                np.minimum(context_tokens, n * group.window_tokens) if group.window_tokens else context_tokens
-            )
+            seen = np.minimum(context_tokens, n * group.window_tokens) if group.window_tokens else context_tokens
             read = bytes_per_token * (seen + n * c.extra_tokens) / c.bytes_per_s
             math = flops_per_token * seen / c.flops_per_s
             work = c.launch_s + c.row_head_s * n * self.num_heads

@@ -121,9 +121,7 @@ def attention_shapes(model: ModelSpec, tensor_parallel_size: int) -> list[tuple[
     return [(model.q_lora_rank + latent, hidden), (heads * model.head_dim, model.q_lora_rank), up, out]
 
 
-def layer_matrices(
-    model: ModelSpec, weights: WeightPrecision, tensor_parallel_size: int
-) -> tuple[Matrix, ...]:
+def layer_matrices(model: ModelSpec, weights: WeightPrecision, tensor_parallel_size: int) -> tuple[Matrix, ...]:
     """Matrices of all layers on one GPU, without routed experts, embedding and head.
 
     Parameters

@@ -174,8 +174,7 @@ class Operators:
         self._fit_errors: dict[str, Mapping[str, float]] = {}
         if not self.exact:
             self.notes["gpu"] = (
-                f"operator times transferred from {self.system} by the ratio of peak rates: "
-                f"{gpu.name} was not measured"
+                f"operator times transferred from {self.system} by the ratio of peak rates: {gpu.name} was not measured"
             )
 
     def rates(self, precision: WeightPrecision, *, unpacking: bool = True) -> Rates:

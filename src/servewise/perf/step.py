@@ -9,7 +9,7 @@ import numpy as np
 
 from servewise.errors import OutOfRangeError
 from servewise.perf.formula import StepFormula
-from servewise.perf.operators import overheads
+from servewise.perf.operators import nearest_system, overheads
 from servewise.perf.table import tabulate
 from servewise.types import Deployment, Provenance, StepModel
 
@@ -19,20 +19,16 @@ MEASURED_CONTEXT_TOKENS = 131072
 """Longest context in the measured decode attention tables [tokens]."""
 MEASURED_STEP_TOKENS = 16384
 """Most rows of a GEMM in the measured tables [tokens]."""
+SLOW_LINK_GPUS = 4
+"""L40S all-reduce was measured without peer-to-peer copies from so many GPUs on."""
 
 
-def step_model(
-    deployment: Deployment, *, max_rows: int | None = None, max_batched_tokens: int | None = None
-) -> StepModel:
+def step_model(deployment: Deployment) -> StepModel:
     """Step times of one replica, tabulated, with provenance and limits.
 
     Parameters
     ----------
     deployment : Deployment
-    max_rows : int or None
-        Largest decode batch of the table; default ``max_num_seqs``.
-    max_batched_tokens : int or None [tokens]
-        Most tokens in one step; default ``max_num_batched_tokens``.
 
     Returns
     -------
@@ -48,12 +44,11 @@ def step_model(
     ``docs/step-model.md``; ``data/perf``.
     """
     formula = StepFormula(deployment)
-    table = tabulate(formula, max_rows=max_rows, max_batched_tokens=max_batched_tokens)
     return StepModel(
-        table=table,
+        table=tabulate(formula),
         provenance=MappingProxyType(provenance_of(formula)),
         max_context_tokens=MEASURED_CONTEXT_TOKENS,
-        warnings=warnings_of(formula, table.max_batched_tokens),
+        warnings=warnings_of(formula),
     )
 
 
@@ -79,7 +74,7 @@ def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
     }
 
 
-def warnings_of(formula: StepFormula, max_tokens: int) -> tuple[str, ...]:
+def warnings_of(formula: StepFormula) -> tuple[str, ...]:
     """Transfers and extrapolations, in words."""
     params = formula.deployment.params
     notes = list(formula.operators.notes.values())
@@ -88,8 +83,13 @@ def warnings_of(formula: StepFormula, max_tokens: int) -> tuple[str, ...]:
             f"contexts above {MEASURED_CONTEXT_TOKENS} tokens extrapolate attention (max_model_len "
             f"{params.max_model_len})"
         )
-    if max_tokens > MEASURED_STEP_TOKENS:
+    if params.max_num_batched_tokens > MEASURED_STEP_TOKENS:
         notes.append(f"steps above {MEASURED_STEP_TOKENS} tokens extrapolate matrix products in proportion")
+    if formula.tensor_parallel_size >= SLOW_LINK_GPUS and nearest_system(formula.deployment.gpu)[0] == "l40s":
+        notes.append(
+            "all-reduce between 4 or more L40S was measured on one machine without peer-to-peer copies (1-3 GB/s); "
+            "machines with a better PCIe fabric are faster"
+        )
     return tuple(notes)
 
 

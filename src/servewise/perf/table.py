@@ -16,6 +16,9 @@ TABLE_TOLERANCE_FRAC = 0.005
 """Largest relative difference between table and formula over a step's total time."""
 KNOT_TOLERANCE_FRAC = 0.7 * TABLE_TOLERANCE_FRAC
 """Part of the tolerance that attention's knots may use; interpolation over tokens needs some of the rest."""
+TABLE_ROWS = 1024
+TABLE_TOKENS = 16384
+"""Least extent of a table: deployments that differ in settings only share one table, to the last digit."""
 NUM_CANDIDATES = 400
 DENSE_TOKENS = 64
 """Token counts up to here are computed one by one."""
@@ -97,26 +100,21 @@ def attention_pieces(formula: StepFormula, knots: Array, rows: Array) -> tuple[A
     return all_base, all_slope
 
 
-def tabulate(
-    formula: StepFormula, *, max_rows: int | None = None, max_batched_tokens: int | None = None
-) -> StepTable:
+def tabulate(formula: StepFormula) -> StepTable:
     """Tabulate a step-time formula, within 0.5% of its total step time.
 
     Parameters
     ----------
     formula : StepFormula
-    max_rows : int or None
-        Largest decode batch; default ``max_num_seqs``.
-    max_batched_tokens : int or None [tokens]
-        Most tokens in one step; default ``max_num_batched_tokens``.
 
     Returns
     -------
     StepTable
+        Covers what the engine is set to, and at least ``TABLE_ROWS`` rows and ``TABLE_TOKENS`` tokens.
     """
     params, constants = formula.deployment.params, formula.constants
-    max_rows = max_rows or params.max_num_seqs
-    max_tokens = max(max_batched_tokens or params.max_num_batched_tokens, max_rows)
+    max_rows = max(params.max_num_seqs, TABLE_ROWS)
+    max_tokens = max(params.max_num_batched_tokens, TABLE_TOKENS, max_rows)
     rows = np.arange(max_rows + 1, dtype=np.float64)
     tokens_s = token_times_s(formula, max_tokens)
     sample_s = np.maximum.accumulate(sampled_rows_s(formula, rows))
@@ -143,9 +141,7 @@ def tabulate(
 def sampled_rows_s(formula: StepFormula, rows: Array) -> Array:
     """Head and per-row work of every number of sampled rows [s], the head interpolated."""
     num = int(np.log(max(rows[-1], 2.0)) / TOKEN_STEP_FRAC) + 2
-    points = np.unique(
-        np.concatenate([np.arange(1, DENSE_TOKENS + 1), np.rint(np.geomspace(1, rows[-1], num))])
-    )
+    points = np.unique(np.concatenate([np.arange(1, DENSE_TOKENS + 1), np.rint(np.geomspace(1, rows[-1], num))]))
     points = points[points <= rows[-1]]
     head = np.interp(rows, points, formula.head_s(points))
     head[0] = 0.0

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
+
 from servewise.report import words
 from servewise.report.escape import html_text
 from servewise.report.view import PlanReport
@@ -113,29 +115,49 @@ def latency_figures(report: PlanReport, candidate: Candidate) -> dict[str, Figur
     for metric in ("ttft", "tpot", "e2e"):
         cdf = _cdf(report, candidate, metric)
         if cdf is not None:
-            figures[metric] = _latency_figure(
-                report.promise, metric, *cdf, exact=metric in report.latency_cdf
-            )
+            figures[metric] = _latency_figure(report, candidate, metric, *cdf)
     return figures
 
 
 def _latency_figure(
-    promise: Promise, metric: str, values: list[float], shares: list[float], *, exact: bool
+    report: PlanReport, candidate: Candidate, metric: str, values: list[float], shares: list[float]
 ) -> Figure:
+    name = metric.upper()
     trace = {
-        "mode": "lines" if exact else "lines+markers",
+        "mode": "lines" if metric in report.latency_cdf else "lines+markers",
         "line": {"color": PALETTE[0], "width": 2},
         "x": values,
         "y": [100 * share for share in shares],
-        "hovertemplate": f"%{{y:.2f}}% of requests have {metric.upper()} at most %{{x:.4g}} s<extra></extra>",
+        "hovertemplate": f"%{{y:.2f}}% of requests have {name} at most %{{x:.4g}} s<extra></extra>",
     }
-    limits = _limits(promise, metric)
+    limits = _limits(report.promise, metric)
+    known = {} if candidate.summary is None else candidate.summary.percentiles.get(metric, {})
+    reached = [
+        known[f"p{percent:g}"].value if f"p{percent:g}" in known else float(np.interp(percent / 100, shares, values))
+        for _, percent in limits
+    ]
+    notes = [
+        f"p{percent:g} {format_duration(at)}, limit {format_duration(limit_s)}"
+        for at, (limit_s, percent) in zip(reached, limits, strict=True)
+    ]
+    marks = {
+        "mode": "markers",
+        "marker": {
+            "size": 10,
+            "color": [GOOD if at <= limit_s else LIMIT for at, (limit_s, _) in zip(reached, limits, strict=True)],
+        },
+        "x": reached,
+        "y": [percent for _, percent in limits],
+        "text": notes,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
     return _figure(
-        [trace],
+        [trace, *([marks] if reached else [])],
         height=340,
         showlegend=False,
         shapes=[shape for limit_s, percent in limits for shape in _limit_shapes(limit_s, percent)],
-        xaxis=_axis(f"{metric.upper()} [s]", [*values, *(limit_s for limit_s, _ in limits)]),
+        annotations=[_note_above("<br>".join(notes), xref="paper", x=0, xanchor="left")] if notes else [],
+        xaxis=_axis(f"{name} [s]", [*values, *(limit_s for limit_s, _ in limits)]),
         yaxis={"title": {"text": "requests at or below"}, "ticksuffix": "%", "range": [0, 102]},
     )
 
@@ -240,19 +262,12 @@ def _load_marks(candidate: Candidate) -> tuple[list[Figure], list[Figure]]:
         }
         for x, _, color, _ in marks
     ]
-    notes = [
-        {
-            "x": x,
-            "y": 1,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "xanchor": anchor,
-            "text": text,
-            "showarrow": False,
-        }
-        for x, text, _, anchor in marks
-    ]
-    return shapes, notes
+    return shapes, [_note_above(text, x=x, xanchor=anchor) for x, text, _, anchor in marks]
+
+
+def _note_above(text: str, **place: Any) -> Figure:
+    """A line of text just above a figure."""
+    return {"text": text, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, **place}
 
 
 def _has_cost_and_latency(candidate: Candidate) -> bool:
@@ -268,7 +283,10 @@ def _axis(title: str, values: Iterable[float]) -> Figure:
     positive = [v for v in values if v > 0]
     axis: Figure = {"title": {"text": title}}
     if positive and max(positive) > 8 * min(positive):
-        return {**axis, "type": "log", "dtick": "D2" if max(positive) < 100 * min(positive) else 1}
+        first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
+        steps = (1, 2, 5) if max(positive) < 100 * min(positive) else (1,)
+        ticks = [step * 10.0**decade for decade in range(first, last + 1) for step in steps]
+        return {**axis, "type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     return {**axis, "rangemode": "tozero"}
 
 

@@ -20,6 +20,7 @@
     const layout = structuredClone(figure.layout);
     for (const key of Object.keys(layout)) {
       if (/^[xy]axis\d*$/.test(key)) {
+        Object.assign(layout[key].title, { standoff: 8 });
         Object.assign(layout[key], { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true });
       }
     }
@@ -27,8 +28,8 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, family: "system-ui, sans-serif", size: 13 },
-      legend: { orientation: "h", y: -0.2 },
-      margin: { l: 60, r: 20, t: 30, b: 50 },
+      legend: { orientation: "h", y: -0.3 },
+      margin: { l: 60, r: 20, t: 50, b: 50 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: ink },
       hovermode: "closest",
       hoverlabel: { bgcolor: colour("--panel"), bordercolor: line, font: { color: ink }, align: "left" },

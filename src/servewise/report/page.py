@@ -6,7 +6,7 @@ import base64
 import hashlib
 import importlib.resources
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from servewise import __version__
@@ -20,6 +20,7 @@ from servewise.units import format_duration, format_usd
 __all__ = ["plan_html"]
 
 NUM_RANKED = 25
+NUM_FRONTIER = 10
 
 
 def plan_html(report: PlanReport) -> str:
@@ -93,6 +94,9 @@ def _answer(report: PlanReport, shown: Candidate | None) -> str:
         )
     else:
         lead = f"The cheapest deployment that keeps the promise ({promise}) is <strong>{fleet}</strong>."
+    unfinished = words.unfinished_words(report.plan)
+    if unfinished:
+        lead += f" <strong>{html_text(unfinished)}.</strong>"
     return f'{title}<p class="lead">{lead}</p>{traffic}{_cards(shown, report)}'
 
 
@@ -104,28 +108,26 @@ def _cards(shown: Candidate, report: PlanReport) -> str:
         if math.isfinite(cost.usd_per_mtok_output_at_capacity):
             at_capacity = f"{format_usd(cost.usd_per_mtok_output_at_capacity)} at capacity"
         cards.append(("$ per Mtok output at load", format_usd(cost.usd_per_mtok_output_at_load), at_capacity))
-        note = f"{format_usd(cost.usd_per_h)}/h x 730 h, this load always; {cost.num_gpus_rented} GPUs rented"
+        rented = words.count(cost.num_gpus_rented, "GPU")
+        note = f"{format_usd(cost.usd_per_h)}/h x 730 h, this load always; {rented} rented"
         cards.append(("A month", format_usd(cost.usd_per_month), note))
     if shown.summary is not None:
         summary = shown.summary
         if words.has_joint_limit(report.promise):
-            interval = (
-                f"95% interval {100 * summary.attainment.low:.2f} to {100 * summary.attainment.high:.2f}%"
-            )
+            interval = f"95% interval {100 * summary.attainment.low:.2f} to {100 * summary.attainment.high:.2f}%"
             note = f"{interval}, {summary.num_requests:,} requests"
             cards.append(("Requests within the limits", f"{100 * summary.attainment.value:.2f}%", note))
         for metric in ("ttft", "tpot"):
             value = words.percentile_words(summary, metric, "p99")
-            cards.append(
-                (f"{metric.upper()} p99", value, f"p50 {words.percentile_words(summary, metric, 'p50')}")
-            )
+            cards.append((f"{metric.upper()} p99", value, f"p50 {words.percentile_words(summary, metric, 'p50')}"))
     if shown.quality_recovery_pct is not None:
         low, typical, high = shown.quality_recovery_pct
-        cards.append(
-            ("Quality kept", f"{typical:.1f}%", f"{low:.1f} to {high:.1f}% of the bf16 score expected")
-        )
+        risk = "; at risk" if words.at_risk(shown) else ""
+        note = f"{low:.1f} to {high:.1f}% of the bf16 score expected{risk}"
+        cards.append(("Quality kept", f"{typical:.1f}%", note))
     if shown.limited_by:
-        cards.append(("Limited by", shown.limited_by, ""))
+        short = words.limit_words(shown)
+        cards.append(("Limited by", short, "" if short == shown.limited_by else shown.limited_by))
     items = "".join(
         f'<div class="card"><dt>{html_text(name)}</dt><dd>{html_text(value)}</dd>'
         f'<dd class="note">{html_text(note)}</dd></div>'
@@ -159,35 +161,33 @@ def _frontier_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> st
     if report.plan.winner is None:
         return ""
     winner = by_index[report.plan.winner]
+    compare_models = words.several_models(report.plan)
+    shown = words.spread([by_index[i] for i in report.plan.frontier], NUM_FRONTIER)
     rows = [
         [
-            words.fleet_words(by_index[i]),
-            _usd(by_index[i], "usd_per_mtok_output_at_load"),
-            format_duration(by_index[i].latency_s),
-            words.against_winner_words(by_index[i], winner),
+            *([words.model_name(c)] if compare_models else []),
+            words.fleet_words(c),
+            _usd(c, "usd_per_mtok_output_at_load"),
+            format_duration(c.latency_s),
+            words.against_winner_words(c, winner),
         ]
-        for i in report.plan.frontier
+        for c in shown
     ]
-    head = ["Fleet", "$/Mtok output at load", "E2E", "Against the cheapest"]
-    return _table("The frontier: what each alternative gives up and gains", head, rows, numeric={1, 2})
+    head = [*(["Model"] if compare_models else []), "Fleet", "$/Mtok output at load", "E2E", "Against the cheapest"]
+    num_all = len(report.plan.frontier)
+    some = f" ({len(shown)} of {num_all} points)" if len(shown) < num_all else ""
+    caption = f"The frontier: what each alternative gives up and gains{some}"
+    numeric = {1 + int(compare_models), 2 + int(compare_models)}
+    return _table(caption, head, rows, numeric=numeric) + _risk_notes(shown, report)
 
 
 def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str:
-    ranked = [by_index[i] for i in report.plan.ranking]
-    if not ranked:
+    best = [by_index[i] for i in report.plan.alternatives]
+    if not best:
         return ""
     compare_models = words.several_models(report.plan)
-    head = [
-        "#",
-        *(["Model"] if compare_models else []),
-        "GPUs",
-        "TP",
-        "Weights/KV",
-        "Seqs/tokens",
-        "Replicas",
-        "$/h",
-        "$/Mtok out at load",
-    ]
+    model = ["Model"] if compare_models else []
+    head = ["#", *model, "GPUs", "TP", "Weights/KV", "Seqs/tokens", "Replicas", "$/h", "$/Mtok out at load"]
     head += ["at capacity", "$/Mtok total at load", "Attainment %", "TTFT p99", "TPOT p99", "Limited by"]
     rows = [
         [
@@ -205,14 +205,25 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
             words.attainment_cell(c, report.promise),
             words.percentile_words(c.summary, "ttft", "p99"),
             words.percentile_words(c.summary, "tpot", "p99"),
-            c.limited_by or "-",
+            words.limit_words(c),
         ]
-        for rank, c in enumerate(ranked[:NUM_RANKED], start=1)
+        for rank, c in enumerate(best[:NUM_RANKED], start=1)
     ]
     shift = int(compare_models)
     numeric = {0, 2 + shift, *range(5 + shift, 13 + shift)}
-    caption = f"The {len(rows)} cheapest of {len(ranked):,} that keep the promise"
-    return "<h2>Ranking</h2>" + _table(caption, head, rows, numeric=numeric, best=True)
+    some = f", the cheapest {len(rows)} of {len(best)}" if len(rows) < len(best) else ""
+    caption = (
+        f"{len(report.plan.ranking):,} of {len(report.plan.candidates):,} candidates keep the promise. The best"
+        f" settings of each {'model, ' if compare_models else ''}GPU, precision and TP, cheapest first{some}."
+        " A dash: not searched."
+    )
+    table = _table(caption, head, rows, numeric=numeric, best=True)
+    return "<h2>What keeps the promise</h2>" + table + _risk_notes(best[:NUM_RANKED], report)
+
+
+def _risk_notes(shown: Sequence[Candidate], report: PlanReport) -> str:
+    notes = words.risk_notes(shown, with_model=words.several_models(report.plan))
+    return "".join(f'<p class="soft">{html_text(note)}</p>' for note in notes)
 
 
 def _rejection_table(report: PlanReport) -> str:

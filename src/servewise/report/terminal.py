@@ -19,6 +19,7 @@ from servewise.units import format_duration, format_usd
 __all__ = ["plan_terminal"]
 
 NUM_RANKED = 10
+NUM_FRONTIER = 10
 NUM_REJECTIONS = 8
 
 
@@ -38,10 +39,16 @@ def plan_terminal(report: PlanReport) -> RenderableType:
     parts: list[RenderableType] = []
     winner = None if report.plan.winner is None else by_index[report.plan.winner]
     parts += _answer(report, winner) if winner else _no_answer(report, by_index)
-    if report.plan.ranking:
-        parts += _ranking(report, [by_index[i] for i in report.plan.ranking])
-    if winner and report.plan.frontier:
-        parts += _frontier(report, [by_index[i] for i in report.plan.frontier], winner)
+    if not report.plan.complete:
+        parts.append(_heading(words.unfinished_words(report.plan)))
+    if winner:
+        best = [by_index[i] for i in report.plan.alternatives][:NUM_RANKED]
+        frontier = words.spread([by_index[i] for i in report.plan.frontier], NUM_FRONTIER)
+        parts += _ranking(report, best)
+        parts += _frontier(report, frontier, winner)
+        notes = words.risk_notes([*best, *frontier], with_model=words.several_models(report.plan))
+        if notes:
+            parts += [Text(), *(_line(note) for note in notes)]
     parts += _rejected(report)
     parts += _warnings(report, winner)
     parts.append(_footer(report, winner))
@@ -76,7 +83,8 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
         rows.append(("latency", words.latency_words(summary, report.promise)))
     if winner.quality_recovery_pct is not None:
         low, typical, high = winner.quality_recovery_pct
-        rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected"))
+        risk = "; at risk" if words.at_risk(winner) else ""
+        rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{risk}"))
     rows.append(("limited by", winner.limited_by or "-"))
     if report.traffic:
         rows.append(("traffic", report.traffic))
@@ -108,7 +116,7 @@ def _no_answer(report: PlanReport, by_index: dict[int, Candidate]) -> list[Rende
     return parts
 
 
-def _ranking(report: PlanReport, ranked: list[Candidate]) -> list[RenderableType]:
+def _ranking(report: PlanReport, best: list[Candidate]) -> list[RenderableType]:
     compare_models = words.several_models(report.plan)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("#", justify="right", no_wrap=True)
@@ -121,16 +129,21 @@ def _ranking(report: PlanReport, ranked: list[Candidate]) -> list[RenderableType
     table.add_column("N", justify="right", no_wrap=True)
     for name in ("$/h", "$/Mtok\n@load", "@cap", "attain\n%", "TTFT\np99", "TPOT\np99"):
         table.add_column(name, justify="right", no_wrap=True)
-    for rank, candidate in enumerate(ranked[:NUM_RANKED], start=1):
+    for rank, candidate in enumerate(best, start=1):
         cells = [
             str(rank),
             *([words.model_name(candidate)] if compare_models else []),
             *_cells(candidate, report),
         ]
         table.add_row(*(_line(cell) for cell in cells), style="bold" if rank == 1 else "")
-    shown = min(NUM_RANKED, len(ranked))
-    more = f", first {shown} of {len(ranked)}" if len(ranked) > shown else ""
-    return [_heading(f"Keep the promise, cheapest first{more} ($ per Mtok of output)"), table]
+    num_all = len(report.plan.alternatives)
+    more = f", {len(best)} of {num_all}" if len(best) < num_all else ""
+    title = (
+        f"\nKeep the promise: {len(report.plan.ranking):,} of {len(report.plan.candidates):,} candidates\n"
+        f"Best settings of each {'model, ' if compare_models else ''}GPU, precision and TP, cheapest first{more}"
+        " ($ per Mtok of output)"
+    )
+    return [Text(title, style="bold"), table]
 
 
 def _cells(candidate: Candidate, report: PlanReport) -> list[str]:
@@ -155,23 +168,27 @@ def _money(usd: float) -> str:
 
 
 def _frontier(report: PlanReport, frontier: list[Candidate], winner: Candidate) -> list[RenderableType]:
-    rank = {index: position for position, index in enumerate(report.plan.ranking, start=1)}
+    compare_models = words.several_models(report.plan)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    table.add_column("#", justify="right", no_wrap=True)
+    if compare_models:
+        table.add_column("model", overflow="fold")
     table.add_column("fleet", overflow="fold")
     table.add_column("$/Mtok\n@load", justify="right", no_wrap=True)
     table.add_column("latency", justify="right", no_wrap=True)
     table.add_column("against the cheapest", overflow="fold")
     for candidate in frontier:
         table.add_row(
-            str(rank.get(candidate.index, "-")),
+            *([_line(words.model_name(candidate))] if compare_models else []),
             _line(words.fleet_words(candidate)),
             "-" if candidate.cost is None else _money(candidate.cost.usd_per_mtok_output_at_load),
             format_duration(candidate.latency_s),
             _line(words.against_winner_words(candidate, winner)),
         )
     percent = f"{100 * report.promise.attainment:g}"
-    return [_heading(f"Frontier: nothing is both cheaper and faster (latency: E2E p{percent})"), table]
+    num_all = len(report.plan.frontier)
+    more = f"; {len(frontier)} of {num_all} points" if len(frontier) < num_all else ""
+    title = f"Frontier: nothing is both cheaper and faster (latency: E2E p{percent}{more})"
+    return [_heading(title), table]
 
 
 def _rejected(report: PlanReport) -> list[RenderableType]:

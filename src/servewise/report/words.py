@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,23 +14,29 @@ from servewise.units import format_duration, format_usd
 __all__ = [
     "Rejection",
     "against_winner_words",
+    "at_risk",
     "attainment_cell",
     "attainment_words",
     "candidate_words",
     "cost_words",
+    "count",
     "fleet_words",
     "has_joint_limit",
     "knee",
     "latency_words",
+    "limit_words",
     "model_name",
     "percentile_words",
     "precision_words",
     "promise_words",
     "rejections",
+    "risk_notes",
     "settings_words",
     "several_models",
     "shortfall",
     "shortfall_words",
+    "spread",
+    "unfinished_words",
 ]
 
 STATUS_WORDS: Final[Mapping[CandidateStatus, str]] = {
@@ -38,14 +44,17 @@ STATUS_WORDS: Final[Mapping[CandidateStatus, str]] = {
     "broken": "does not keep the promise",
     "dominated": "proven no better, not simulated",
     "same_schedule": "behaves exactly like another candidate",
+    "not_searched": "not searched",
 }
+RISK: Final = "quality at risk"
+"""How the warning of a candidate begins whose precision may keep less than the quality floor."""
 
 
 def candidate_words(candidate: Candidate) -> str:
     """Say what a fleet is, e.g. ``8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0``."""
     deployment = candidate.deployment
     parallelism = deployment.parallelism
-    replicas = f"{deployment.num_replicas} replica{'s' if deployment.num_replicas > 1 else ''}"
+    replicas = count(deployment.num_replicas, "replica")
     spread = f"TP{parallelism.tensor_parallel_size}"
     if parallelism.pipeline_parallel_size > 1:
         spread += f" PP{parallelism.pipeline_parallel_size}"
@@ -60,6 +69,11 @@ def candidate_words(candidate: Candidate) -> str:
     )
 
 
+def count(number: int, what: str) -> str:
+    """A number of things, e.g. ``1 replica`` or ``2 replicas``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def fleet_words(candidate: Candidate) -> str:
     """Say what a fleet is in few words, e.g. ``8 x H100-SXM-80GB: 2 x TP4 fp8/bf16 256/8192``."""
     deployment = candidate.deployment
@@ -71,14 +85,37 @@ def fleet_words(candidate: Candidate) -> str:
 
 
 def precision_words(candidate: Candidate) -> str:
-    """Weights and KV precision, e.g. ``fp8/bf16``."""
-    return f"{candidate.deployment.precision.weights}/{candidate.deployment.precision.kv}"
+    """Weights and KV precision, e.g. ``fp8/bf16``; ``int4/bf16!`` where the quality is at risk."""
+    precision = candidate.deployment.precision
+    return f"{precision.weights}/{precision.kv}{'!' if at_risk(candidate) else ''}"
+
+
+def at_risk(candidate: Candidate) -> bool:
+    """Whether the precision may keep less of the model's score than the quality floor asks."""
+    return any(warning.startswith(RISK) for warning in candidate.warnings)
+
+
+def risk_notes(candidates: Iterable[Candidate], *, with_model: bool) -> tuple[str, ...]:
+    """What the ``!`` of each precision means, each once, e.g. ``! int4/bf16: quality at risk: ...``."""
+    return tuple(
+        dict.fromkeys(
+            f"! {f'{model_name(c)} ' if with_model else ''}{precision_words(c).rstrip('!')}: {risk}"
+            for c in candidates
+            for risk in c.warnings
+            if risk.startswith(RISK)
+        )
+    )
 
 
 def settings_words(candidate: Candidate) -> str:
     """``max_num_seqs/max_num_batched_tokens``, e.g. ``256/8192``."""
     params = candidate.deployment.params
     return f"{params.max_num_seqs}/{params.max_num_batched_tokens}"
+
+
+def limit_words(candidate: Candidate) -> str:
+    """What limits a fleet in few words, e.g. ``memory bandwidth``, without the figures that show it."""
+    return re.split(r" \(|;", candidate.limited_by, maxsplit=1)[0] or "-"
 
 
 def model_name(candidate: Candidate) -> str:
@@ -98,9 +135,7 @@ def promise_words(promise: Promise) -> str:
     parts = []
     if joint:
         parts.append(f"{' and '.join(joint)} for {100 * promise.attainment:g}% of requests")
-    parts += [
-        f"{p.metric.upper()} p{p.percentile:g} <= {format_duration(p.limit_s)}" for p in promise.percentiles
-    ]
+    parts += [f"{p.metric.upper()} p{p.percentile:g} <= {format_duration(p.limit_s)}" for p in promise.percentiles]
     if promise.deadline_s is not None:
         parts.append(f"everything within {format_duration(promise.deadline_s)}")
     return "; ".join(parts) if parts else "every request finishes (throughput)"
@@ -166,7 +201,9 @@ def shortfall(plan: Plan) -> str:
     """Without a winner: which candidate came nearest and how far it is from the promise."""
     nearest = next((c for c in plan.candidates if c.index == plan.nearest), None)
     if nearest is None:
-        return "no candidate could be simulated (see what was turned down and why)"
+        reasons = sorted(rejections(plan), key=lambda r: -r.num_candidates)
+        why = f": {STATUS_WORDS[reasons[0].status]}, e.g. {reasons[0].example}" if reasons else ""
+        return f"none of {len(plan.candidates):,} candidates was worth simulating{why}"
     return f"nearest: {candidate_words(nearest)}: {shortfall_words(nearest)}"
 
 
@@ -177,18 +214,50 @@ def against_winner_words(candidate: Candidate, winner: Candidate) -> str:
     parts = []
     if candidate.cost is not None and winner.cost is not None:
         ratio = candidate.cost.usd_per_mtok_output_at_load / winner.cost.usd_per_mtok_output_at_load
-        parts.append(f"cost {100 * (ratio - 1):+.0f}%")
-    parts.append(f"time {100 * (candidate.latency_s / winner.latency_s - 1):+.0f}%")
+        parts.append(_change("cost", ratio))
+    parts.append(_change("time", candidate.latency_s / winner.latency_s))
     gpus = candidate.deployment.num_gpus - winner.deployment.num_gpus
     if gpus:
-        parts.append(f"{gpus:+d} GPU{'s' if abs(gpus) > 1 else ''}")
+        parts.append(f"{'+' if gpus > 0 else '-'}{count(abs(gpus), 'GPU')}")
     return ", ".join(parts)
+
+
+def _change(what: str, ratio: float) -> str:
+    percent = f"{100 * (ratio - 1):+,.0f}%"
+    return f"same {what}" if percent in ("+0%", "-0%") else f"{what} {percent}"
 
 
 def knee(curve: tuple[LoadPoint, ...]) -> LoadPoint | None:
     """The highest load at which the promise is kept; None when no load of the curve keeps it."""
     kept = [point for point in curve if point.promise_kept]
     return max(kept, key=lambda point: point.offered_rps) if kept else None
+
+
+def spread(frontier: Sequence[Candidate], most: int) -> list[Candidate]:
+    """At most so many points of a frontier: both ends stay, and what differs least from its neighbour goes first."""
+    points = list(frontier)
+    while len(points) > max(most, 2):
+        del points[min(range(1, len(points) - 1), key=lambda i: _distance(points[i - 1], points[i]))]
+    return points
+
+
+def _distance(a: Candidate, b: Candidate) -> float:
+    """How much two priced and simulated candidates differ in cost and latency, in log units."""
+    if a.cost is None or b.cost is None:
+        return math.inf
+    dollars = b.cost.usd_per_mtok_output_at_load / a.cost.usd_per_mtok_output_at_load
+    return abs(math.log(dollars)) + abs(math.log(b.latency_s / a.latency_s))
+
+
+def unfinished_words(plan: Plan) -> str:
+    """Say that a search was interrupted and what it leaves open; empty when it was not."""
+    if plan.complete:
+        return ""
+    left = sum(candidate.status == "not_searched" for candidate in plan.candidates)
+    return (
+        f"interrupted: {left:,} of {len(plan.candidates):,} candidates were not searched;"
+        " a better deployment may be among them"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

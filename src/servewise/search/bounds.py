@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from servewise.errors import InputError
 from servewise.sim import Packed
 from servewise.types import Promise, StepTable
 
-__all__ = ["Bounds", "bounds", "max_bad_requests"]
+__all__ = ["Bounds", "StopRule", "bounds", "stop_rule"]
 
 BURST_WINDOWS = (1, 4, 16, 64)
 """The span of arrivals is cut into so many windows to find its busiest parts."""
@@ -40,17 +41,57 @@ class Bounds:
     latency_s: float
 
 
-def max_bad_requests(promise: Promise, num_requests: int) -> int | None:
-    """Most requests that may miss the joint limits; None when there is no joint limit to miss."""
-    if promise.ttft_s is None and promise.tpot_s is None and promise.e2e_s is None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """When more than ``max_bad`` requests have missed ``limits``, the promise is broken, whatever follows.
+
+    Parameters
+    ----------
+    limits : Promise
+        Joint limits only.
+    max_bad : int
+    decides : bool
+        Whether the rule is the whole promise, so that not breaking it means keeping the promise.
+    """
+
+    limits: Promise
+    max_bad: int
+    decides: bool
+
+
+def stop_rule(promise: Promise, num_requests: int) -> StopRule | None:
+    """The rule by which a run may be ended early; None when the promise limits no single request.
+
+    A joint promise allows the share of bad requests that its attainment leaves. A percentile allows the requests
+    above it to be late; several percentiles together allow the sum, for then one of them must be broken.
+    """
+    if any(limit is not None for limit in (promise.ttft_s, promise.tpot_s, promise.e2e_s)):
+        allowed = int((1.0 - promise.attainment) * num_requests) + 1
+        while (num_requests - allowed) / num_requests < promise.attainment:
+            allowed -= 1
+        return StopRule(
+            limits=promise,
+            max_bad=allowed,
+            decides=not promise.percentiles and promise.deadline_s is None,
+        )
+    for limit in promise.percentiles:
+        if not 0.0 < limit.percentile < 100.0:
+            raise InputError(f"percentile {limit.percentile:g} of {limit.metric} is outside (0, 100)")
+    ascending = sorted(promise.percentiles, key=lambda limit: limit.percentile)
+    strictest = {limit.metric: limit for limit in ascending if limit.metric != "itl"}
+    if not strictest:
         return None
-    allowed = int((1.0 - promise.attainment) * num_requests) + 1
-    while (num_requests - allowed) / num_requests < promise.attainment:
-        allowed -= 1
-    return allowed
+    limit_s = {metric: limit.limit_s for metric, limit in strictest.items()}
+    # numpy's percentile is at least the value that has so many above it
+    late = [num_requests - 1 - int((num_requests - 1) * limit.percentile / 100.0) for limit in strictest.values()]
+    return StopRule(
+        limits=Promise(ttft_s=limit_s.get("ttft"), tpot_s=limit_s.get("tpot"), e2e_s=limit_s.get("e2e")),
+        max_bad=sum(late),
+        decides=False,
+    )
 
 
-def bounds(packed: Packed, table: StepTable, promise: Promise, *, knows_prefix: bool) -> Bounds:
+def bounds(packed: Packed, table: StepTable, promise: Promise, rule: StopRule | None, *, knows_prefix: bool) -> Bounds:
     """Lower bounds of a shape.
 
     Parameters
@@ -60,6 +101,8 @@ def bounds(packed: Packed, table: StepTable, promise: Promise, *, knows_prefix: 
     table : StepTable
         Its rows and tokens are the most that an engine may be set to.
     promise : Promise
+    rule : StopRule or None
+        Of the promise and the whole workload.
     knows_prefix : bool
         Whether prompts may be served from a prefix cache.
     """
@@ -75,17 +118,21 @@ def bounds(packed: Packed, table: StepTable, promise: Promise, *, knows_prefix: 
     alone_s = row_alone_s + _attention_alone_s(table, prompts)
     total_s = first_s + (outputs - 1) * alone_s
     bad = np.zeros(len(inputs), bool)
-    if promise.ttft_s is not None:
-        bad |= first_s > promise.ttft_s
-    if promise.tpot_s is not None:
-        bad |= (outputs > 1) & (alone_s > promise.tpot_s)
-    if promise.e2e_s is not None:
-        bad |= total_s > promise.e2e_s
+    limits = rule.limits if rule is not None else Promise()
+    if limits.ttft_s is not None:
+        bad |= first_s > limits.ttft_s
+    if limits.tpot_s is not None:
+        bad |= (outputs > 1) & (alone_s > limits.tpot_s)
+    if limits.e2e_s is not None:
+        bad |= total_s > limits.e2e_s
     row_s = min(token_s, float((table.decode_fixed_s[1:] / np.arange(1, table.max_rows + 1)).min()))
     contexts = (outputs - 1) * (prompts + outputs / 2)
     work_s = prefill_s + (outputs - 1) * row_s + contexts * _attention_rate(table)
     return Bounds(
-        num_replicas=_fewest_replicas(packed, work_s, promise),
+        num_replicas=max(
+            _fewest_replicas(packed, work_s, rule, _patience(packed, limits)),
+            _fewest_replicas(packed, prefill_s, rule, limits.ttft_s),
+        ),
         num_hopeless=int(bad.sum()) + packed.num_rejected,
         latency_s=float(np.quantile(total_s, promise.attainment)),
     )
@@ -114,15 +161,14 @@ def _attention_rate(table: StepTable) -> float:
     return max(0.0, float(min(ratios)))
 
 
-def _fewest_replicas(packed: Packed, work_s: NDArray[np.float64], promise: Promise) -> int:
+def _fewest_replicas(
+    packed: Packed, work_s: NDArray[np.float64], rule: StopRule | None, patience_s: float | None
+) -> int:
     """Replicas without which too many requests are late: their work must be done before their limits end."""
     arrival_s = packed.requests.arrival
-    patience_s = _patience(packed, promise)
-    num_all = len(arrival_s) + packed.num_rejected
-    allowed = max_bad_requests(promise, num_all)
-    if patience_s is None or allowed is None or allowed < packed.num_rejected:
+    if rule is None or patience_s is None or rule.max_bad < packed.num_rejected:
         return 1
-    allowed -= packed.num_rejected
+    allowed = rule.max_bad - packed.num_rejected
     most = 1
     for num_windows in BURST_WINDOWS:
         edges = np.linspace(arrival_s[0], arrival_s[-1], num_windows + 1)
@@ -139,11 +185,11 @@ def _fewest_replicas(packed: Packed, work_s: NDArray[np.float64], promise: Promi
     return most
 
 
-def _patience(packed: Packed, promise: Promise) -> float | None:
+def _patience(packed: Packed, limits: Promise) -> float | None:
     """Longest time that a good request may take [s]; None when nothing limits it."""
-    limits = []
-    if promise.e2e_s is not None:
-        limits.append(promise.e2e_s)
-    if promise.ttft_s is not None and promise.tpot_s is not None:
-        limits.append(promise.ttft_s + promise.tpot_s * float(packed.requests.output_tokens.max()))
-    return min(limits) if limits else None
+    times = []
+    if limits.e2e_s is not None:
+        times.append(limits.e2e_s)
+    if limits.ttft_s is not None and limits.tpot_s is not None:
+        times.append(limits.ttft_s + limits.tpot_s * float(packed.requests.output_tokens.max()))
+    return min(times) if times else None

@@ -30,9 +30,7 @@ def scaled(load: Load, scale: float) -> Load:
     )
 
 
-def capacity(
-    shape: Shape, memory: MemoryReport, load: Load, num_replicas: int
-) -> tuple[float, Summary] | None:
+def capacity(shape: Shape, memory: MemoryReport, load: Load, num_replicas: int) -> tuple[float, Summary] | None:
     """Highest load that a fleet keeps the promise at, which it keeps at load 1.
 
     Returns

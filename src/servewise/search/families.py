@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,10 +10,10 @@ import numpy as np
 from servewise.cost import cost, fleet_nodes
 from servewise.engines import vllm
 from servewise.perf import step_model
-from servewise.search.bounds import Bounds, bounds, max_bad_requests
-from servewise.search.fleet import Demand, Load, find_fleet, latency_s, summary_of, try_fleet
+from servewise.search.bounds import Bounds, bounds, stop_rule
+from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, summary_of, try_fleet
 from servewise.search.limits import broken_reason
-from servewise.search.shapes import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, Shape
+from servewise.search.shapes import Shape
 from servewise.sim import Packed, pack_requests
 from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel
 
@@ -76,14 +76,13 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
     family = Family(shapes=members)
     models: dict[tuple[int, ...], StepModel] = {}
     limits: dict[tuple[int, ...], Bounds] = {}
+    rule = stop_rule(search.promise, search.workload.num_requests)
     for shape in members:
         deployment = shape.deployment
         params = deployment.params
         captured = vllm.capture_sizes(params, deployment.gpu)
         if captured not in models:
-            models[captured] = step_model(
-                deployment, max_rows=MAX_NUM_SEQS[0], max_batched_tokens=MAX_NUM_BATCHED_TOKENS[0]
-            )
+            models[captured] = step_model(deployment)
         model = models[captured]
         key = (
             params.max_model_len,
@@ -94,13 +93,14 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
         if key not in packs:
             packs[key] = pack_requests(search.workload, deployment, model.table)
         family.loads.append(
-            Load(workload=search.workload, promise=search.promise, packed=packs[key], step_model=model)
+            Load(workload=search.workload, promise=search.promise, rule=rule, packed=packs[key], step_model=model)
         )
         if captured not in limits:  # bounds of the largest settings hold for all
             limits[captured] = bounds(
                 packs[key],
                 model.table,
                 search.promise,
+                rule,
                 knows_prefix=search.workload.prefix is not None and params.enable_prefix_caching,
             )
         family.bounds.append(limits[captured])
@@ -149,14 +149,16 @@ def search_family(search: Search, family: Family, known: Sequence[Point], *, pru
     """
     results: list[Result] = []
     points = list(known) if prune else []
+    siblings: list[Point] = []
     for shape, load, bound in zip(family.shapes, family.loads, family.bounds, strict=True):
         result = _same_schedule(shape, load, results) if prune else None
         if result is None:
-            result = _simulated(search, shape, load, bound, points)
+            result = _simulated(search, shape, load, bound, points, siblings)
         candidate = result.candidate
         if prune and candidate.status == "kept" and candidate.cost is not None:
             dollars = candidate.cost.usd_per_mtok_output_at_load
-            points.append(Point(usd_per_mtok=dollars, latency_s=candidate.latency_s))
+            siblings.append(Point(usd_per_mtok=dollars, latency_s=candidate.latency_s))
+            points.append(siblings[-1])
         results.append(result)
     return results
 
@@ -188,11 +190,7 @@ def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
     """What a reader of the candidate's figures must know."""
     warnings = list(model.warnings)
     if shape.precision.at_risk:
-        low = (
-            "unknown"
-            if shape.precision.recovery_pct is None
-            else f"as low as {shape.precision.recovery_pct[0]:g}%"
-        )
+        low = "unknown" if shape.precision.recovery_pct is None else f"as low as {shape.precision.recovery_pct[0]:g}%"
         warnings.append(f"quality at risk: the recovery of this precision may be {low}")
     return tuple(warnings)
 
@@ -239,16 +237,15 @@ def _suffices(shape: Shape, load: Load, other: Result, demand: Demand) -> bool:
     )
 
 
-def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: Sequence[Point]) -> Result:
+def _simulated(
+    search: Search, shape: Shape, load: Load, bound: Bounds, points: Sequence[Point], siblings: Sequence[Point]
+) -> Result:
     """Find the fleet of a shape, unless bounds or known fleets show that it cannot matter."""
     memory = shape.memory
     assert memory is not None  # noqa: S101 (members of a family fit in memory)
-    allowed = max_bad_requests(search.promise, search.workload.num_requests)
-    if allowed is not None and bound.num_hopeless > allowed:
+    if load.rule is not None and bound.num_hopeless > load.rule.max_bad:
         share = bound.num_hopeless / search.workload.num_requests
-        return _verdict(
-            shape, load, "broken", f"{share:.1%} of requests miss a limit even on an idle replica"
-        )
+        return _verdict(shape, load, "broken", f"{share:.1%} of requests miss a limit even on an idle replica")
     most, why_no_more = most_replicas(search, shape.deployment)
     if bound.num_replicas > most:
         work = f"the work needs at least {bound.num_replicas} replicas > {most} ({why_no_more})"
@@ -257,10 +254,23 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
     def worth(num_replicas: int) -> bool:
         return not _beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
 
-    fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth)
+    offers = search.offers[shape.deployment.gpu.name]
+    num_gpus = shape.deployment.parallelism.num_gpus
+
+    def matters(trial: Trial) -> bool:
+        """Settings that another of the family beats at this fleet size, with no larger fleet worth a try."""
+        if not siblings or worth(trial.num_replicas + 2):
+            return True
+        log, summary = summary_of(trial, load, with_intervals=False)
+        dollars = cost(summary, trial.num_replicas, num_gpus, offers).usd_per_mtok_output_at_load
+        return not _beaten(siblings, dollars, latency_s(log, search.promise))
+
+    fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth, matters=matters)
     if not fleet.worth_more or fleet.trial is None:
         dollars = least_cost(search, shape, load, fleet.num_replicas)
         reason = f"at least ${dollars:.3f} per Mtok output and {bound.latency_s:.1f} s of E2E; another fleet beats both"
+        if fleet.trial is not None and fleet.trial.kept:
+            reason = f"{fleet.num_replicas} replicas keep the promise, but other settings are cheaper and faster"
         verdict = _verdict(shape, load, "dominated", reason)
         return replace(verdict, num_requests_simulated=fleet.num_requests_simulated)
     trial, num_simulated = fleet.trial, fleet.num_requests_simulated
@@ -269,7 +279,6 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
         num_simulated += trial.outcome.num_simulated
     log, summary = summary_of(trial, load, with_intervals=False)
     deployment = replace(shape.deployment, num_replicas=trial.num_replicas)
-    offers = search.offers[deployment.gpu.name]
     candidate = Candidate(
         index=shape.index,
         deployment=deployment,
@@ -277,7 +286,7 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
         reason="" if fleet.found else broken_reason(trial, load, summary, why_no_more),
         memory=memory,
         summary=summary,
-        cost=cost(summary, trial.num_replicas, deployment.parallelism.num_gpus, offers),
+        cost=cost(summary, trial.num_replicas, num_gpus, offers),
         latency_s=latency_s(log, search.promise),
         quality_recovery_pct=shape.precision.recovery_pct,
         warnings=warnings_of(shape, load.step_model),

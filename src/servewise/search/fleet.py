@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servewise.metrics import broken, summarize
-from servewise.search.bounds import max_bad_requests
+from servewise.search.bounds import StopRule
 from servewise.search.shapes import Shape
 from servewise.sim import Outcome, Packed, simulate, to_log
 from servewise.types import MemoryReport, Promise, RequestLog, StepModel, Summary, Workload
@@ -91,6 +91,7 @@ class Load:
 
     workload: Workload
     promise: Promise
+    rule: StopRule | None
     packed: Packed
     step_model: StepModel
 
@@ -100,34 +101,35 @@ class Load:
         return any(limit.metric == "itl" for limit in self.promise.percentiles)
 
 
-def try_fleet(
-    shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, *, stop: bool = True
-) -> Trial:
+def try_fleet(shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, *, stop: bool = True) -> Trial:
     """Simulate one fleet size; ``stop`` ends a run as soon as it has broken the joint limits."""
+    rule = load.rule
     outcome = simulate(
         load.workload,
         replace(shape.deployment, num_replicas=num_replicas),
         load.step_model,
         memory,
         packed=load.packed,
-        promise=load.promise,
-        max_bad=max_bad_requests(load.promise, load.workload.num_requests) if stop else None,
+        promise=load.promise if rule is None else rule.limits,
+        max_bad=rule.max_bad if rule is not None and stop else None,
         record_itl=load.records_itl,
     )
-    if outcome.broken:
-        kept = False
-    elif load.promise.percentiles or load.promise.deadline_s is not None or not stop:
-        kept = not broken(to_log(load.workload, outcome), load.promise)
+    if rule is not None and rule.decides:
+        kept = outcome.num_bad <= rule.max_bad
     else:
-        allowed = max_bad_requests(load.promise, load.workload.num_requests)
-        kept = outcome.num_bad <= (allowed if allowed is not None else 0)
-    return Trial(
-        num_replicas=num_replicas, kept=kept, num_bad=outcome.num_bad, stopped=outcome.broken, outcome=outcome
-    )
+        kept = not outcome.broken and not broken(to_log(load.workload, outcome), load.promise)
+    return Trial(num_replicas=num_replicas, kept=kept, num_bad=outcome.num_bad, stopped=outcome.broken, outcome=outcome)
 
 
 def find_fleet(
-    shape: Shape, memory: MemoryReport, load: Load, *, fewest: int, most: int, worth: Callable[[int], bool]
+    shape: Shape,
+    memory: MemoryReport,
+    load: Load,
+    *,
+    fewest: int,
+    most: int,
+    worth: Callable[[int], bool],
+    matters: Callable[[Trial], bool],
 ) -> Fleet:
     """Find the smallest fleet N that keeps the promise while N - 1 breaks it and N + 1 keeps it.
 
@@ -141,6 +143,8 @@ def find_fleet(
         Fleet sizes to consider; below ``fewest`` the promise is known to be broken.
     worth : callable
         Whether a fleet of so many replicas could still matter; the search ends at the first that cannot.
+    matters : callable
+        Whether a fleet that keeps the promise, or a larger one, could still matter; if not, the search ends there.
     """
     trials: dict[int, Trial] = {}
 
@@ -152,11 +156,14 @@ def find_fleet(
         return trials[num_replicas].kept
 
     size = fewest
-    found = False
+    found = beaten = False
     while size <= most and worth(size):
         if kept(size):
             while kept(size - 1):
                 size -= 1
+            if not matters(trials[size]):
+                beaten = True
+                break
             if kept(size + 1):
                 found = True
                 break
@@ -172,7 +179,7 @@ def find_fleet(
     return Fleet(
         trial=trial,
         found=found,
-        worth_more=found or size > most or most in trials,
+        worth_more=not beaten and (found or size > most or most in trials),
         demand=_demand([t.outcome for t in trials.values()]) if trials else None,
         num_replicas=size,
         num_requests_simulated=sum(t.outcome.num_simulated for t in trials.values()),

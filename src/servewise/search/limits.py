@@ -36,16 +36,20 @@ def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> 
         return first
     fewer = try_fleet(shape, memory, load, trial.num_replicas - 1, stop=False)
     missed = _missed(to_log(load.workload, fewer.outcome), load.promise)
-    return f"{first}; with {trial.num_replicas - 1} replicas {missed}" if missed else first
+    return f"{first}; with {_replicas(trial.num_replicas - 1)} {missed}" if missed else first
 
 
 def broken_reason(trial: Trial, load: Load, summary: Summary, why_no_more: str) -> str:
     """Why no fleet of a shape keeps the promise: how far off, and whether it cannot even keep up."""
     offered_rps = load.workload.num_requests / max(load.workload.span_s, 1e-9)
-    reason = f"{'; '.join(summary.broken)} with {trial.num_replicas} replicas ({why_no_more})"
+    reason = f"{'; '.join(summary.broken)} with {_replicas(trial.num_replicas)} ({why_no_more})"
     if load.workload.span_s > 0 and summary.drain_s > 0.1 * load.workload.span_s:
         return f"saturated: serves {summary.throughput_rps:.2f} of {offered_rps:.2f} requests/s; {reason}"
     return reason
+
+
+def _replicas(num: int) -> str:
+    return "1 replica" if num == 1 else f"{num} replicas"
 
 
 def _busy_frac(outcome: Outcome) -> float:

@@ -31,9 +31,7 @@ NUM_IN_FULL = 6
 """Cheapest candidates of the frontier, the winner first, that get intervals and a load curve."""
 
 
-def plan(
-    search: Search, *, progress: Progress | None = None, threads: int | None = None, prune: bool = True
-) -> Plan:
+def plan(search: Search, *, progress: Progress | None = None, threads: int | None = None, prune: bool = True) -> Plan:
     """Find the deployments that keep the promise, cheapest first.
 
     Parameters

@@ -22,7 +22,7 @@ __all__ = ["MAX_NUM_BATCHED_TOKENS", "MAX_NUM_SEQS", "Shape", "enumerate_shapes"
 MAX_NUM_SEQS = (1024, 256, 64)
 """Settings of ``max_num_seqs`` tried, the largest first: among settings that behave alike the first is kept."""
 
-MAX_NUM_BATCHED_TOKENS = (16384, 8192, 4096, 2048)
+MAX_NUM_BATCHED_TOKENS = (16384, 8192, 2048)
 """Settings of ``max_num_batched_tokens`` tried."""
 
 CONTEXT_STEP_TOKENS = 1024

@@ -158,9 +158,7 @@ def _nodes(
             )
         span_shift = (traced // block_size_tokens).bit_length() - 1
         if traced != block_size_tokens << span_shift:
-            raise InputError(
-                f"prefix blocks must be a power of two times the engine's block, got {traced} tokens"
-            )
+            raise InputError(f"prefix blocks must be a power of two times the engine's block, got {traced} tokens")
         return prefix.offsets, prefix.ids.astype(np.int32), span_shift, prefix.num_ids, traced
     ratio, left = divmod(block_size_tokens, traced)
     if left:

@@ -213,15 +213,17 @@ def _run_until_it_fits(task: _Task) -> tuple[int, _End]:
     busiest = np.sort(np.diff(packed.node_offsets))[-task.engine.max_num_seqs :]
     num_entries = 2 * int(busiest.sum()) + 16 * task.engine.max_num_seqs
     num_gaps = 8 * (len(packed.requests.arrival) // task.num_replicas + 64) if task.record_itl else 0
+    num_rows = 3 * task.num_samples  # of the timeline, which goes on after the last arrival
     while True:
-        status, end = _run_once(task, num_entries, num_gaps)
+        status, end = _run_once(task, num_entries, num_gaps, num_rows)
         if status != layout.OVERFLOW:
             return status, end
         num_entries *= 2
         num_gaps *= 2
+        num_rows *= 2
 
 
-def _run_once(task: _Task, num_entries: int, num_gaps: int) -> tuple[int, _End]:
+def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tuple[int, _End]:
     packed, engine, num_replicas = task.packed, task.engine, task.num_replicas
     num_requests = len(packed.requests.arrival)
     by_turns = task.router == fleet.ROUND_ROBIN
@@ -230,7 +232,7 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int) -> tuple[int, _End]:
         fleet=layout.new_fleet(engine, packed.requests, num_replicas, room, not by_turns),
         outputs=layout.new_outputs(num_requests),
         replica_of=np.zeros(num_requests, np.int32),
-        recorder=layout.new_recorder(num_replicas, num_gaps, 3 * task.num_samples, task.sample_every_s),
+        recorder=layout.new_recorder(num_replicas, num_gaps, num_rows, task.sample_every_s),
     )
     prefix = layout.new_prefix(
         engine,

@@ -1,6 +1,6 @@
 """What is kept on disk: run folders, plans, request logs. Versioned, atomic, never overwritten."""
 
-from servewise.store.files import new_run_dir, write_json, write_text_atomic
+from servewise.store.files import check_run_parent, new_run_dir, write_json, write_text_atomic
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
 from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
@@ -11,6 +11,7 @@ __all__ = [
     "PLAN_SCHEMA",
     "PlanMeta",
     "WorkloadMeta",
+    "check_run_parent",
     "csv_text",
     "log_to_csv",
     "new_run_dir",

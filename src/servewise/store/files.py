@@ -12,10 +12,25 @@ from pathlib import Path
 
 from servewise.errors import InputError
 
-__all__ = ["new_run_dir", "write_bytes_atomic", "write_json", "write_text_atomic"]
+__all__ = ["check_run_parent", "new_run_dir", "write_bytes_atomic", "write_json", "write_text_atomic"]
 
 MAX_SLUG_CHARS = 60
 MAX_RUNS_A_SECOND = 1000
+
+
+def check_run_parent(parent: Path) -> None:
+    """Find out before long work whether run folders can be made in a place, without making anything.
+
+    Raises
+    ------
+    InputError
+        When ``parent``, or the nearest folder above it that exists, is no folder or may not be written to.
+    """
+    nearest = next(path for path in (parent, *parent.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{nearest} is not a folder; choose another place for the results")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{nearest} may not be written to; choose another place for the results")
 
 
 def new_run_dir(parent: Path, name: str) -> Path:
@@ -52,9 +67,7 @@ def new_run_dir(parent: Path, name: str) -> Path:
             ) from error
         else:
             return path
-    raise InputError(
-        f"{parent} already holds {MAX_RUNS_A_SECOND} runs named {stem}; choose another name or place"
-    )
+    raise InputError(f"{parent} already holds {MAX_RUNS_A_SECOND} runs named {stem}; choose another name or place")
 
 
 def _slug(name: str) -> str:
