@@ -81,9 +81,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
 
 
 @pytest.fixture
-def plan(
-    run: Callable[..., Ended], write_service: Callable[..., Path], tmp_path: Path
-) -> Callable[..., Ended]:
+def plan(run: Callable[..., Ended], write_service: Callable[..., Path], tmp_path: Path) -> Callable[..., Ended]:
     """Plan the small service with some keys changed, into ``tmp_path / "runs"``."""
 
     def call(*options: str, **changes: Any) -> Ended:

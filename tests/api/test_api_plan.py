@@ -71,7 +71,16 @@ def test_the_document_fits_its_published_schema_and_reads_back(plan: Command) ->
 def test_json_is_all_that_stdout_gets_and_progress_goes_to_stderr(write_service: Command, tmp_path: Path) -> None:
     terminal, stderr = os.openpty()
     runs = tmp_path / "runs"
-    command = [sys.executable, "-m", "servewise", "plan", str(write_service()), "--json", "--out", str(runs)]
+    command = [
+        sys.executable,
+        "-c",
+        "from servewise.cli import main; main()",
+        "plan",
+        str(write_service()),
+        "--json",
+        "--out",
+        str(runs),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "TERM": "xterm"})
     os.close(stderr)
     out, _ = process.communicate(timeout=120)
@@ -103,10 +112,9 @@ def test_the_number_of_threads_does_not_change_the_plan(plan: Command) -> None:
 
 def test_prices_of_the_user_are_used_and_their_file_is_recorded(plan: Command, tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
-    prices.write_text(
-        "prices:\n  - {gpu: L40S-48GB, usd_per_gpu_h: 0.5, provider: ours, date: 2026-01-02, source: contract}\n"
-    )
-    ended = plan(prices="prices.yaml", budget={"max_gpus": 1})
+    row = "  - {gpu: L40S-48GB, num_gpus: %d, usd_per_gpu_h: 0.5, date: 2026-01-02, source: contract}\n"
+    prices.write_text("prices:\n" + row % 1 + row % 2)
+    ended = plan(prices="prices.yaml")
     assert ended.code == 0
     document = ended.document
     winner = document["candidates"][document["winner"]]
@@ -159,9 +167,7 @@ def test_a_model_may_be_a_config_json(plan: Command, tmp_path: Path, written: st
 def test_a_gpu_without_a_price_is_said_per_candidate(plan: Command) -> None:
     ended = plan(hardware=["GB200-186GB", "L40S-48GB"])
     assert ended.code == 0
-    reasons = {
-        c["reason"] for c in ended.document["candidates"] if c["deployment"]["gpu"] == "GB200-186GB"
-    }
+    reasons = {c["reason"] for c in ended.document["candidates"] if c["deployment"]["gpu"] == "GB200-186GB"}
     assert len(reasons) == 1
     assert "no on_demand price is known for GB200-186GB; give one in a prices file" in reasons.pop()
     assert "no on_demand price is known for GB200-186GB" in " ".join(ended.out.split())
@@ -183,8 +189,7 @@ def test_a_model_larger_than_every_gpu_exits_with_3_and_says_by_how_much(plan: C
 
 
 def test_too_small_a_budget_exits_with_3_and_names_the_nearest(plan: Command) -> None:
-    traffic = {"profile": "azure-conversation-2023", "num_requests": 300, "rate_rps": 20}
-    ended = plan(traffic=traffic, budget={"max_gpus": 1})
+    ended = plan(budget={"max_gpus": 1})
     assert ended.code == 3
     nearest = ended.document["candidates"][ended.document["nearest"]]
     attainment = nearest["summary"]["attainment"]["value"]
@@ -193,7 +198,7 @@ def test_too_small_a_budget_exits_with_3_and_names_the_nearest(plan: Command) ->
     assert f"attainment {attainment:.3f} < 0.95" in ended.error
     assert "nearest  1 x L40S-48GB" in ended.out
     assert f"attainment {attainment:.3f} < 0.95" in ended.out
-    as_json = plan("--json", traffic=traffic, budget={"max_gpus": 1})
+    as_json = plan("--json", budget={"max_gpus": 1})
     assert as_json.code == 3
     assert json.loads(as_json.out)["nearest"] == ended.document["nearest"]
 

@@ -106,8 +106,15 @@ def test_the_shortfall_names_the_nearest() -> None:
     assert shortfall(fake_plan.plan_without_winner()).endswith("vllm 0.11.0: attainment 0.942 < 0.99")
     nothing = dataclasses.replace(fake_plan.plan_without_winner(), nearest=None)
     assert shortfall(nothing) == (
-        "none of 1 candidates was worth simulating: does not keep the promise, e.g. no fleet within the budget keeps"
+        "none of 1 candidates was worth simulating: 1 does not keep the promise, e.g. no fleet within the budget keeps"
         " the promise"
+    )
+    rejected = tuple(c for c in fake_plan.plan().candidates if c.status != "kept")
+    nothing = dataclasses.replace(nothing, candidates=rejected)
+    assert shortfall(nothing) == (
+        "none of 15 candidates was worth simulating: 3 does not keep the promise, e.g. saturated: 2.3 x the load that"
+        " 32 GPUs carry; 6 cannot run, e.g. weights 131.4 GiB > 72.9 GiB usable on H100-SXM-80GB at TP1;"
+        " 3 cannot run, e.g. quality 97.8% expected < 99% asked (int4)"
     )
 
 

@@ -46,6 +46,7 @@ STATUS_WORDS: Final[Mapping[CandidateStatus, str]] = {
     "same_schedule": "behaves exactly like another candidate",
     "not_searched": "not searched",
 }
+NUM_REASONS: Final = 3
 RISK: Final = "quality at risk"
 """How the warning of a candidate begins whose precision may keep less than the quality floor."""
 
@@ -201,9 +202,9 @@ def shortfall(plan: Plan) -> str:
     """Without a winner: which candidate came nearest and how far it is from the promise."""
     nearest = next((c for c in plan.candidates if c.index == plan.nearest), None)
     if nearest is None:
-        reasons = sorted(rejections(plan), key=lambda r: -r.num_candidates)
-        why = f": {STATUS_WORDS[reasons[0].status]}, e.g. {reasons[0].example}" if reasons else ""
-        return f"none of {len(plan.candidates):,} candidates was worth simulating{why}"
+        found = sorted(rejections(plan), key=lambda r: (r.status != "broken", -r.num_candidates))[:NUM_REASONS]
+        why = "; ".join(f"{r.num_candidates:,} {STATUS_WORDS[r.status]}, e.g. {r.example}" for r in found)
+        return f"none of {len(plan.candidates):,} candidates was worth simulating: {why}"
     return f"nearest: {candidate_words(nearest)}: {shortfall_words(nearest)}"
 
 

@@ -143,12 +143,30 @@ def _select(prefix: PrefixBlocks, chosen: NDArray[np.int64]) -> PrefixBlocks:
     )
 
 
+def _shared_only(prefix: PrefixBlocks) -> PrefixBlocks:
+    """Leave out the blocks that no other request has: to the cache they are private.
+
+    They stand at the end of each row, since whoever shares a block shares all before it.
+    """
+    shared = np.bincount(prefix.ids, minlength=prefix.num_ids)[prefix.ids] > 1
+    ids = prefix.ids[shared]
+    used = np.zeros(prefix.num_ids, bool)
+    used[ids] = True
+    return PrefixBlocks(
+        offsets=np.concatenate(([0], np.cumsum(shared)))[prefix.offsets],
+        ids=(np.cumsum(used) - 1)[ids],
+        num_ids=int(np.count_nonzero(used)),
+        block_size_tokens=prefix.block_size_tokens,
+    )
+
+
 def _nodes(
     prefix: PrefixBlocks | None, num_requests: int, block_size_tokens: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], int, int, int]:
     """Trace blocks as nodes of whole engine blocks: offsets, nodes, span shift, their number, tokens each."""
     if prefix is None:
         return np.zeros(num_requests + 1, np.int64), np.zeros(0, np.int32), 0, 0, block_size_tokens
+    prefix = _shared_only(prefix)
     traced = prefix.block_size_tokens
     if traced >= block_size_tokens:
         if traced % block_size_tokens:
