@@ -132,7 +132,7 @@ def test_several_models_are_compared(plan: Command) -> None:
     assert set(ended.document["models"]) == set(models)
     table = ended.out.split("Best settings of each model, GPU, precision and TP")[1].split("Frontier")[0]
     assert "Qwen3-8B" in table
-    assert "Llama-3.1-" in table
+    assert "Llama-3.1-8B-Instruct" in table
     assert max(map(len, ended.out.splitlines())) <= 100
 
 

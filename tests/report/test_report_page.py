@@ -158,6 +158,14 @@ def test_the_table_holds_each_fleet_once(html: str) -> None:
         assert table.count(gpu) == times
 
 
+def test_attainment_has_a_column_only_where_a_share_is_promised(html: str) -> None:
+    assert "Attainment %" in table_after(html, "What keeps the promise")
+    promise = Promise(percentiles=(PercentileLimit(metric="ttft", percentile=90, limit_s=1.0),))
+    table = table_after(plan_html(fake_plan.report(promise=promise)), "What keeps the promise")
+    assert "Attainment" not in table
+    assert table.count("<th ") == 13
+
+
 def test_quality_at_risk_is_marked_and_explained() -> None:
     plan = fake_plan.plan()
     risk = "quality at risk: the recovery of this precision may be as low as 98.6%"

@@ -10,7 +10,7 @@ import fake_plan
 from rich.console import Console
 
 from servewise.report import PlanReport, plan_terminal
-from servewise.types import Plan
+from servewise.types import PercentileLimit, Plan, Promise
 
 
 def text_of(report: PlanReport, width: int = 100, *, terminal: bool = False) -> str:
@@ -142,8 +142,18 @@ def test_comparing_models_adds_their_names_and_still_fits() -> None:
         plan, candidates=(dataclasses.replace(plan.candidates[0], deployment=other), *plan.candidates[1:])
     )
     text = text_of(fake_plan.report(plan))
-    assert "Llama-3." in text
     assert max(map(len, text.splitlines())) <= 100
+    assert "Best settings of each model, GPU, precision and TP, cheapest first ($ per Mtok of output)\n" in text
+    lines = text.splitlines()
+    row = next(i for i, line in enumerate(lines) if line.startswith("1  Llama-3.1-70B-Instruct"))
+    assert lines[row].split()[-4:] == ["450", "ms", "27", "ms"]  # nothing is cut off on the right
+    assert lines[row + 1].split() == ["4", "x", "H100-SXM-80GB"]
+
+
+def test_attainment_has_a_column_only_where_a_share_is_promised() -> None:
+    limit = PercentileLimit(metric="ttft", percentile=90, limit_s=1)
+    assert "attain" in text_of(fake_plan.report())
+    assert "attain" not in text_of(fake_plan.report(promise=Promise(percentiles=(limit,))))
 
 
 def test_long_names_are_folded_not_cut() -> None:

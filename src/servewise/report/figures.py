@@ -267,7 +267,7 @@ def _load_marks(candidate: Candidate) -> tuple[list[Figure], list[Figure]]:
 
 def _note_above(text: str, **place: Any) -> Figure:
     """A line of text just above a figure."""
-    return {"text": text, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, **place}
+    return {"text": text, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "align": "left", **place}
 
 
 def _has_cost_and_latency(candidate: Candidate) -> bool:
@@ -284,7 +284,7 @@ def _axis(title: str, values: Iterable[float]) -> Figure:
     axis: Figure = {"title": {"text": title}}
     if positive and max(positive) > 8 * min(positive):
         first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
-        steps = (1, 2, 5) if max(positive) < 100 * min(positive) else (1,)
+        steps = (1, 2, 5) if max(positive) < 300 * min(positive) else (1,)
         ticks = [step * 10.0**decade for decade in range(first, last + 1) for step in steps]
         return {**axis, "type": "log", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
     return {**axis, "rangemode": "tozero"}

@@ -188,7 +188,9 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
     compare_models = words.several_models(report.plan)
     model = ["Model"] if compare_models else []
     head = ["#", *model, "GPUs", "TP", "Weights/KV", "Seqs/tokens", "Replicas", "$/h", "$/Mtok out at load"]
-    head += ["at capacity", "$/Mtok total at load", "Attainment %", "TTFT p99", "TPOT p99", "Limited by"]
+    head += ["at capacity", "$/Mtok total at load"]
+    with_attainment = words.has_joint_limit(report.promise)
+    head += [*(["Attainment %"] if with_attainment else []), "TTFT p99", "TPOT p99", "Limited by"]
     rows = [
         [
             str(rank),
@@ -202,7 +204,7 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
             _usd(c, "usd_per_mtok_output_at_load"),
             _usd(c, "usd_per_mtok_output_at_capacity"),
             _usd(c, "usd_per_mtok_total_at_load"),
-            words.attainment_cell(c, report.promise),
+            *([words.attainment_cell(c, report.promise)] if with_attainment else []),
             words.percentile_words(c.summary, "ttft", "p99"),
             words.percentile_words(c.summary, "tpot", "p99"),
             words.limit_words(c),
@@ -210,7 +212,7 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
         for rank, c in enumerate(best[:NUM_RANKED], start=1)
     ]
     shift = int(compare_models)
-    numeric = {0, 2 + shift, *range(5 + shift, 13 + shift)}
+    numeric = {0, 2 + shift, *range(5 + shift, len(head) - 1)}
     some = f", the cheapest {len(rows)} of {len(best)}" if len(rows) < len(best) else ""
     caption = (
         f"{len(report.plan.ranking):,} of {len(report.plan.candidates):,} candidates keep the promise. The best"

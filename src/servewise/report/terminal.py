@@ -118,24 +118,24 @@ def _no_answer(report: PlanReport, by_index: dict[int, Candidate]) -> list[Rende
 
 def _ranking(report: PlanReport, best: list[Candidate]) -> list[RenderableType]:
     compare_models = words.several_models(report.plan)
+    with_attainment = words.has_joint_limit(report.promise)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("#", justify="right", no_wrap=True)
-    if compare_models:
-        table.add_column("model", overflow="fold")
-    table.add_column("GPUs", overflow="fold", min_width=12)
+    table.add_column("model\nGPUs" if compare_models else "GPUs", overflow="fold", min_width=12)
     table.add_column("TP", justify="right", no_wrap=True)
     table.add_column("weights\n/KV", overflow="fold")
     table.add_column("seqs\n/tokens", overflow="fold")
-    table.add_column("N", justify="right", no_wrap=True)
-    for name in ("$/h", "$/Mtok\n@load", "@cap", "attain\n%", "TTFT\np99", "TPOT\np99"):
+    for name in ("N", "$/h", "$/Mtok\n@load", "@cap", *(["attain\n%"] if with_attainment else [])):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("TTFT\np99", "TPOT\np99"):
         table.add_column(name, justify="right", no_wrap=True)
     for rank, candidate in enumerate(best, start=1):
-        cells = [
-            str(rank),
-            *([words.model_name(candidate)] if compare_models else []),
-            *_cells(candidate, report),
-        ]
-        table.add_row(*(_line(cell) for cell in cells), style="bold" if rank == 1 else "")
+        gpus = visible(f"{candidate.deployment.num_gpus} x {candidate.deployment.gpu.name}")
+        fleet = f"{visible(words.model_name(candidate))}\n{gpus}" if compare_models else gpus
+        attainment = [words.attainment_cell(candidate, report.promise)] if with_attainment else []
+        cells = _cells(candidate)
+        row = [str(rank), *cells[:7], *attainment, *cells[7:]]
+        table.add_row(row[0], Text(fleet), *(_line(cell) for cell in row[1:]), style="bold" if rank == 1 else "")
     num_all = len(report.plan.alternatives)
     more = f", {len(best)} of {num_all}" if len(best) < num_all else ""
     title = (
@@ -146,10 +146,9 @@ def _ranking(report: PlanReport, best: list[Candidate]) -> list[RenderableType]:
     return [Text(title, style="bold"), table]
 
 
-def _cells(candidate: Candidate, report: PlanReport) -> list[str]:
+def _cells(candidate: Candidate) -> list[str]:
     cost, summary = candidate.cost, candidate.summary
     return [
-        f"{candidate.deployment.num_gpus} x {candidate.deployment.gpu.name}",
         str(candidate.deployment.parallelism.tensor_parallel_size),
         words.precision_words(candidate),
         words.settings_words(candidate),
@@ -157,7 +156,6 @@ def _cells(candidate: Candidate, report: PlanReport) -> list[str]:
         "-" if cost is None else f"{cost.usd_per_h:,.2f}",
         "-" if cost is None else _money(cost.usd_per_mtok_output_at_load),
         "-" if cost is None else _money(cost.usd_per_mtok_output_at_capacity),
-        words.attainment_cell(candidate, report.promise),
         words.percentile_words(summary, "ttft", "p99"),
         words.percentile_words(summary, "tpot", "p99"),
     ]

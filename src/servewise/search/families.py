@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -128,9 +129,8 @@ def most_replicas(search: Search, deployment: Deployment) -> tuple[int, str]:
     usd_per_h = search.budget.usd_per_h
     if usd_per_h is not None:
         offers = search.offers[deployment.gpu.name]
-        affordable = most
-        while affordable > 0 and fleet_nodes(affordable, num_gpus, offers)[1] > usd_per_h:
-            affordable -= 1
+        # a larger fleet never costs less
+        affordable = bisect_right(range(1, most + 1), usd_per_h, key=lambda n: fleet_nodes(n, num_gpus, offers)[1])
         if affordable < most:
             most, why = affordable, f"the budget's ${usd_per_h:g} per hour"
     return most, why
