@@ -121,9 +121,7 @@ def read_experts(systems: Path, gpu: str, engine: str) -> tuple[pl.DataFrame, st
 
 def fastest(frames: list[pl.DataFrame], keys: list[str]) -> pl.DataFrame:
     """Pointwise minimum over engines."""
-    return (
-        pl.concat([f.select([*keys, "latency"]) for f in frames]).group_by(keys).agg(pl.col("latency").min())
-    )
+    return pl.concat([f.select([*keys, "latency"]) for f in frames]).group_by(keys).agg(pl.col("latency").min())
 
 
 def derive_gemm(systems: Path, gpu: str, bandwidth: float, grids: dict[str, Array]) -> dict[str, Any]:
@@ -150,15 +148,12 @@ def expert_rows(systems: Path, gpu: str) -> tuple[pl.DataFrame, list[str]]:
         & pl.col("moe_tp_size").is_in(MOE_TP)
     )
     frames = [
-        f.filter(keep).with_columns(pl.col("moe_dtype").replace(MOE_PRECISION).alias("precision"))
-        for f, _ in found
+        f.filter(keep).with_columns(pl.col("moe_dtype").replace(MOE_PRECISION).alias("precision")) for f, _ in found
     ]
     shape = [*MOE_SHAPE, "moe_tp_size"]
     rows = fastest(frames, [*shape, "num_tokens", "distribution"])
     order = {d: i for i, d in enumerate(MOE_DISTRIBUTIONS)}
-    rank = (
-        pl.col("distribution").replace_strict(order, default=len(order), return_dtype=pl.Int64).alias("rank")
-    )
+    rank = pl.col("distribution").replace_strict(order, default=len(order), return_dtype=pl.Int64).alias("rank")
     rows = rows.with_columns(rank).filter(pl.col("rank") < len(order))
     counts = rows.group_by([*shape, "rank"]).agg(pl.col("num_tokens").n_unique().alias("count"))
     chosen = counts.filter(pl.col("count") >= 8).group_by(shape).agg(pl.col("rank").min())
@@ -178,12 +173,8 @@ def expert_curves(gpu: str, rows: pl.DataFrame, grids: dict[str, Array]) -> None
 
 def derive_all_reduce(systems: Path, gpu: str, grids: dict[str, Array]) -> list[str]:
     """All-reduce curves of ln(us) by number of GPUs over message bytes, the fastest library at each size."""
-    found = [
-        t for e in ENGINES if (t := read_table(systems, gpu, "comm", e, "custom_allreduce_perf.parquet"))
-    ]
-    frames = [
-        f.filter(~pl.col("backend").str.contains("eager")) if "backend" in f.columns else f for f, _ in found
-    ]
+    found = [t for e in ENGINES if (t := read_table(systems, gpu, "comm", e, "custom_allreduce_perf.parquet"))]
+    frames = [f.filter(~pl.col("backend").str.contains("eager")) if "backend" in f.columns else f for f, _ in found]
     nccl = read_table(systems, gpu, "comm", "nccl", "nccl_perf.parquet")
     if nccl is not None:
         found.append(nccl)
@@ -192,9 +183,7 @@ def derive_all_reduce(systems: Path, gpu: str, grids: dict[str, Array]) -> list[
     sizes = np.array(sorted(rows["message_size"].unique().to_list()), float)
     curves = np.full((len(ALL_REDUCE_GPUS), len(sizes)), np.nan)
     for i, num in enumerate(ALL_REDUCE_GPUS):
-        curve = columns(
-            rows.filter(pl.col("num_gpus") == num).sort("message_size"), size="message_size", ms="latency"
-        )
+        curve = columns(rows.filter(pl.col("num_gpus") == num).sort("message_size"), size="message_size", ms="latency")
         if len(curve["size"]):
             curves[i] = log_interp(sizes, curve["size"], monotone(curve["ms"] * 1e3, 0))
     grids[f"all_reduce/{gpu}"] = curves
@@ -214,9 +203,7 @@ def read_peaks(systems: Path, gpu: str) -> dict[str, float]:
     return {**flops, "int8": int8, "mem_bw": value["mem_bw"], "link_bw": value["intra_node_bw"]}
 
 
-def derive_attention(
-    systems: Path, gpu: str, peaks: dict[str, float], grids: dict[str, Array]
-) -> dict[str, Any]:
+def derive_attention(systems: Path, gpu: str, peaks: dict[str, float], grids: dict[str, Array]) -> dict[str, Any]:
     """Fits of vLLM's attention kernels by KV precision: grouped-query, and latent where it was measured."""
     out: dict[str, Any] = {"attention_tables": []}
     gemms = {p: g for p in ("bf16", "fp8_block") if (g := grids.get(f"gemm/{gpu}/{p}")) is not None}

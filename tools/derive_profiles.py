@@ -115,9 +115,7 @@ def derive(name: str, path: Path) -> Profile:
     )
 
 
-def spread_buckets(
-    arrival_s: NDArray[np.float64], bucket_s: float, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def spread_buckets(arrival_s: NDArray[np.float64], bucket_s: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Times drawn evenly over the bucket that each time stamp names."""
     bucket = np.rint(arrival_s / bucket_s)
     return np.sort((bucket + rng.random(len(bucket))) * bucket_s)

@@ -142,9 +142,7 @@ def derive(rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
             value = f"{min(100.0, percentile(values, q)):.2f}"
             note = f"{'p10' if q == 0.1 else 'median' if q == 0.5 else 'p90'}; 100 is the ceiling"
             table.append((f"{scheme}/{name}", field, value, "%", "derived", source, ACCESSED, note))
-        table.append(
-            (f"{scheme}/{name}", "num_results", str(len(results)), "results", "derived", source, ACCESSED, "")
-        )
+        table.append((f"{scheme}/{name}", "num_results", str(len(results)), "results", "derived", source, ACCESSED, ""))
     return table
 
 

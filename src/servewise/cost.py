@@ -164,10 +164,7 @@ def _cover(num_replicas: int, gpus_per_replica: int, provider: str, sizes: dict[
     for remaining in range(1, num_replicas + 1):
         before = {size: best[max(0, remaining - held[size])] for size in sizes}
         best.append(
-            min(
-                (rest[0] + node_price[size], rest[1] + size, rest[2] + 1, size)
-                for size, rest in before.items()
-            )
+            min((rest[0] + node_price[size], rest[1] + size, rest[2] + 1, size) for size, rest in before.items())
         )
     total, num_gpus, num_nodes, _ = best[num_replicas]
     counts: dict[int, int] = {}
@@ -188,18 +185,14 @@ def _check(num_replicas: int, gpus_per_replica: int, offers: Sequence[GpuOffer])
             "both must be 1 or more"
         )
     if not offers:
-        raise InputError(
-            "no rental price is known for this GPU; add one with `prices: FILE` in the service file"
-        )
+        raise InputError("no rental price is known for this GPU; add one with `prices: FILE` in the service file")
     what = {(offer.gpu, offer.kind) for offer in offers}
     if len(what) > 1:
         names = ", ".join(f"{gpu} {kind}" for gpu, kind in sorted(what))
         raise InputError(f"one fleet was offered {names}; all offers must be of one GPU and one price kind")
     for offer in offers:
         if offer.num_gpus < 1:
-            raise InputError(
-                f"{offer.provider} offers a node of {offer.num_gpus} {offer.gpu}; it must have 1 or more"
-            )
+            raise InputError(f"{offer.provider} offers a node of {offer.num_gpus} {offer.gpu}; it must have 1 or more")
         if not (math.isfinite(offer.usd_per_gpu_h) and offer.usd_per_gpu_h > 0.0):
             raise InputError(
                 f"{offer.provider} offers {offer.gpu} at {offer.usd_per_gpu_h:g} $/h; a price must be above "

@@ -108,8 +108,7 @@ def test_gpt_oss() -> None:
         (configs.PHI_4_MINI, 0, 0),
         (configs.QWEN2_1_5B, 0, 0),
         (
-            configs.QWEN2_1_5B
-            | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20},
+            configs.QWEN2_1_5B | {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20},
             4096,
             8,
         ),

@@ -54,9 +54,7 @@ HEADER = ",".join(facts.COLUMNS)
         (f"{HEADER}\na,b,1,W,spec,x,2026-01-01,\na,b,2,W,spec,x,2026-01-01,\n", "b twice"),
     ],
 )
-def test_malformed_tables_are_refused(
-    text: str, match: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_malformed_tables_are_refused(text: str, match: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "table.csv"  # type: ignore[operator]
     file.write_text(text)
     monkeypatch.setattr(facts.resources, "files", lambda _: tmp_path)

@@ -30,9 +30,7 @@ def test_what_each_generation_adds() -> None:
     assert "int4" not in weights_on("MI300X")
 
 
-@pytest.mark.parametrize(
-    ("name", "has"), [("A100-SXM-80GB", False), ("A10G", False), ("L4", True), ("H200", True)]
-)
+@pytest.mark.parametrize(("name", "has"), [("A100-SXM-80GB", False), ("A10G", False), ("L4", True), ("H200", True)])
 def test_fp8_kv_cache_from_ada_on(name: str, has: bool) -> None:
     assert (Precision(weights="bf16", kv="fp8") in supported_precisions(get_gpu(name))) == has
 

@@ -53,9 +53,7 @@ def test_spot_is_another_kind_and_cheaper() -> None:
 def test_median_provider_among_equals() -> None:
     """Of those who sell H200 only runpod has all node sizes; of two equals the cheaper counts."""
     assert offers("H200")[0].provider == "runpod"
-    assert offers("RTX-5090")[0].usd_per_gpu_h == min(
-        o.usd_per_gpu_h for o in all_offers() if o.gpu == "RTX-5090-32GB"
-    )
+    assert offers("RTX-5090")[0].usd_per_gpu_h == min(o.usd_per_gpu_h for o in all_offers() if o.gpu == "RTX-5090-32GB")
 
 
 @pytest.mark.parametrize(("gpu", "kind"), [("GB200", "on_demand"), ("L4", "reserved"), ("L4", "spot")])

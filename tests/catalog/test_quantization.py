@@ -14,9 +14,7 @@ from .configs import LLAMA_2_7B, QWEN3_30B_A3B, Config
 
 
 def quantized(base: Config, **quant: Any) -> ModelSpec:
-    return spec_from_config(
-        base | {"quantization_config": quant}, "test", Provenance(kind="spec", source="test")
-    )
+    return spec_from_config(base | {"quantization_config": quant}, "test", Provenance(kind="spec", source="test"))
 
 
 def group(**weights: Any) -> dict[str, Any]:
@@ -117,9 +115,7 @@ def test_refused(quant: dict[str, Any], match: str) -> None:
 
 def test_not_an_object() -> None:
     with pytest.raises(InputError, match=r"quantization_config.*object"):
-        spec_from_config(
-            LLAMA_2_7B | {"quantization_config": "fp8"}, "test", Provenance(kind="spec", source="test")
-        )
+        spec_from_config(LLAMA_2_7B | {"quantization_config": "fp8"}, "test", Provenance(kind="spec", source="test"))
 
 
 def test_router_stays_in_bf16() -> None:
@@ -145,15 +141,11 @@ def test_attention_kept_in_bf16(ignore: list[str]) -> None:
 
 def test_dense_mlp_kept_in_bf16() -> None:
     ignore = [f"model.layers.{i}.mlp.{p}_proj" for i in range(32) for p in ("gate", "up", "down")]
-    assert quantized(LLAMA_2_7B, quant_method="fp8", ignored_layers=ignore).unquantized_modules == (
-        "dense_mlp",
-    )
+    assert quantized(LLAMA_2_7B, quant_method="fp8", ignored_layers=ignore).unquantized_modules == ("dense_mlp",)
 
 
 def test_shared_experts_kept_in_bf16() -> None:
-    spec = quantized(
-        QWEN3_30B_A3B, quant_method="modelopt", quant_algo="FP8", ignore=["*.mlp.shared_expert.*"]
-    )
+    spec = quantized(QWEN3_30B_A3B, quant_method="modelopt", quant_algo="FP8", ignore=["*.mlp.shared_expert.*"])
     assert spec.unquantized_modules == ("shared_experts", "router")
 
 

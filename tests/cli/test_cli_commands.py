@@ -56,7 +56,7 @@ def test_without_a_winner_the_code_is_3_and_the_nearest_is_named(
     assert ended.code == 3
     assert ended.err.splitlines()[-1] == (
         "error: no deployment keeps the promise; nearest: 32 x H100-SXM-80GB: 4 replicas, TP8, fp8 weights,"
-        " bf16 KV, vllm 0.11.0: attainment 0.942 < 0.99"
+        " bf16 KV, vllm 0.11.0: attainment 0.942 < 0.99 (TTFT p99 1.80 s, TPOT p99 61 ms, E2E p99 21.00 s)"
     )
     if options:
         assert json.loads(ended.out)["winner"] is None

@@ -31,9 +31,7 @@ def test_every_key_is_documented(key: str) -> None:
 
 
 def test_the_keys_are_found_at_every_depth() -> None:
-    assert {"model", "ttft_s", "profile", "cv", "zipf_exponent", "sigma", "turn_gap_s"} <= set(
-        keys(ServiceSection)
-    )
+    assert {"model", "ttft_s", "profile", "cv", "zipf_exponent", "sigma", "turn_gap_s"} <= set(keys(ServiceSection))
 
 
 def test_the_examples_load(tmp_path: Path) -> None:

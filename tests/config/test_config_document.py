@@ -84,9 +84,7 @@ def test_aliases_are_expanded(tmp_path: Path) -> None:
         ("a: \x00\n", None, "not YAML"),
     ],
 )
-def test_wrong_files_are_one_sentence(
-    tmp_path: Path, text: str | bytes, line: int | None, message: str
-) -> None:
+def test_wrong_files_are_one_sentence(tmp_path: Path, text: str | bytes, line: int | None, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(InputError) as caught:
         read_document(path)
@@ -116,9 +114,7 @@ def test_a_missing_file_and_a_folder_are_input_errors(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.binary(max_size=200) | st.text("ab:-[]{},&*!|>'\"#%@?<\n\t 1.~", max_size=60).map(str.encode))
-def test_any_bytes_end_in_a_mapping_or_an_input_error(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
-) -> None:
+def test_any_bytes_end_in_a_mapping_or_an_input_error(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
     path = tmp_path_factory.mktemp("any") / "file.yaml"
     path.write_bytes(raw)
     try:

@@ -262,8 +262,7 @@ def test_synthesis_is_read_whole(tmp_path: Path) -> None:
         ({"traffic": "{profile: azure-code-2023, format: csv}"}, "2: traffic: format describes a trace file"),
         (
             {"traffic": "{profile: azure-code-2023, rate_rps: 5 rps}"},
-            "2: traffic.rate_rps: '5 rps' carries a unit;"
-            " write a number of requests per second without it (e.g. 5)",
+            "2: traffic.rate_rps: '5 rps' carries a unit; write a number of requests per second without it (e.g. 5)",
         ),
         (
             {"traffic": synthesis("{}", FIXED_9)},

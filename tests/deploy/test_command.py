@@ -104,11 +104,7 @@ def test_a_real_shell_runs_exactly_the_arguments(name: str, tmp_path: object) ->
     assert list(tmp_path.iterdir()) == []  # type: ignore[attr-defined]
 
 
-@given(
-    args=st.lists(
-        st.text(alphabet=st.characters(exclude_characters="\0"), max_size=20), min_size=1, max_size=5
-    )
-)
+@given(args=st.lists(st.text(alphabet=st.characters(exclude_characters="\0"), max_size=20), min_size=1, max_size=5))
 @settings(max_examples=100, deadline=None)
 def test_quoting_is_undone_by_splitting(args: list[str]) -> None:
     assert shlex.split(render_shell(args)) == args

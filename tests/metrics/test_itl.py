@@ -50,9 +50,7 @@ rows = st.lists(
 
 @given(rows=rows, limit=st.sampled_from([0, 1, 7, 10_000]))
 @settings(max_examples=200, deadline=None)
-def test_both_ways_equal_numpy_on_the_gaps_written_out(
-    rows: list[tuple[float, float, int, int]], limit: int
-) -> None:
+def test_both_ways_equal_numpy_on_the_gaps_written_out(rows: list[tuple[float, float, int, int]], limit: int) -> None:
     segments = make_segments(rows)
     gaps = written_out(segments)
     found = itl._percentiles(itl._ascending(segments), np.array(QS), limit)
@@ -86,9 +84,7 @@ def test_selection_survives_a_million_equal_gaps() -> None:
     np.testing.assert_allclose(found, [0.02, 0.02, 0.5])
 
 
-@pytest.mark.parametrize(
-    "row", [(math.nan, 0.0, 1, 1), (0.1, math.inf, 2, 1), (0.1, 0.0, -1, 1), (0.1, 0.0, 1, -2)]
-)
+@pytest.mark.parametrize("row", [(math.nan, 0.0, 1, 1), (0.1, math.inf, 2, 1), (0.1, 0.0, -1, 1), (0.1, 0.0, 1, -2)])
 def test_a_bad_segment_is_named(row: tuple[float, float, int, int]) -> None:
     with pytest.raises(InputError, match="gap segment 1 is"):
         itl_percentiles(make_segments([(0.1, 0.0, 1, 1), row]), [50])
@@ -137,8 +133,6 @@ def test_histogram_in_chunks_is_the_histogram_at_once(monkeypatch: pytest.Monkey
     whole = itl._histogram(runs, grid)
     assert whole.sum() == itl.num_gaps(segments)
     gaps = written_out(segments)
-    np.testing.assert_array_equal(
-        whole.sum(axis=0), np.bincount(np.searchsorted(grid, gaps), minlength=len(grid))
-    )
+    np.testing.assert_array_equal(whole.sum(axis=0), np.bincount(np.searchsorted(grid, gaps), minlength=len(grid)))
     monkeypatch.setattr(itl, "EXPAND_LIMIT", 7)
     np.testing.assert_array_equal(itl._histogram(runs, grid), whole)

@@ -98,9 +98,7 @@ def test_an_attainment_just_below_is_shown_as_below() -> None:
         (PercentileLimit(metric="e2e", percentile=50, limit_s=2.9), False),
     ],
 )
-def test_marginal_limits_count_unfinished_requests_as_infinitely_slow(
-    limit: PercentileLimit, kept: bool
-) -> None:
+def test_marginal_limits_count_unfinished_requests_as_infinitely_slow(limit: PercentileLimit, kept: bool) -> None:
     summary = summarize(FIVE, Promise(percentiles=(limit,)), with_intervals=False)
     assert summary.promise_kept is kept
     assert len(summary.broken) == (0 if kept else 1)
@@ -254,17 +252,14 @@ def test_summary_is_what_brute_force_finds(log: RequestLog, promise: Promise) ->
             position = (len(e2e) - 1) * q / 100
             below = int(position)
             above = min(below + 1, len(e2e) - 1)
-            assert estimate.value == pytest.approx(
-                e2e[below] + (e2e[above] - e2e[below]) * (position - below)
-            )
+            assert estimate.value == pytest.approx(e2e[below] + (e2e[above] - e2e[below]) * (position - below))
 
 
 @given(log=logs(), q=st.floats(1, 99), limit_s=finite)
 @settings(max_examples=100, deadline=None)
 def test_marginal_limit_is_what_brute_force_finds(log: RequestLog, q: float, limit_s: float) -> None:
     ttft = sorted(
-        log.first_token_s[i] - log.intended_s[i] if log.status[i] == OK else 1e300
-        for i in range(log.num_requests)
+        log.first_token_s[i] - log.intended_s[i] if log.status[i] == OK else 1e300 for i in range(log.num_requests)
     )
     expected = float(np.percentile(ttft, q))
     promise = Promise(percentiles=(PercentileLimit(metric="ttft", percentile=q, limit_s=limit_s),))

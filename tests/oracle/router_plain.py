@@ -72,6 +72,4 @@ def simulate_fleet(
         for engine, run in zip(engines, runs, strict=True)
         for live, result in zip(engine.lives, run.requests, strict=True)
     }
-    return FleetResult(
-        replica=tuple(replica), requests=tuple(by_live[id(live)] for live in lives), replicas=runs
-    )
+    return FleetResult(replica=tuple(replica), requests=tuple(by_live[id(live)] for live in lives), replicas=runs)

@@ -114,9 +114,7 @@ def test_laws(case: Case) -> None:
 def chunked(result: Result) -> int:
     """Requests with rows in two steps before their first token."""
     first_token_s = {got.id: got.first_token_s for got in result.requests}
-    chunks = Counter(
-        number for step in result.steps for number, _ in step.rows if step.end_s <= first_token_s[number]
-    )
+    chunks = Counter(number for step in result.steps for number, _ in step.rows if step.end_s <= first_token_s[number])
     return sum(count > 1 for count in chunks.values())
 
 
@@ -160,9 +158,7 @@ def test_laws_on_longer_runs_which_reach_the_corners(profile: Profile) -> None:
         seen["one token out"] += sum(request.output_tokens == 1 for request in case.requests)
         seen["stop"] += sum(request.max_tokens > request.output_tokens for request in case.requests)
         seen["finished as victim"] += finished_as_victims(case)
-    least = Counter(
-        {"preempted": 10, "hit": 10, "chunked": 20, "together": 20, "one token out": 50, "stop": 100}
-    )
+    least = Counter({"preempted": 10, "hit": 10, "chunked": 20, "together": 20, "one token out": 50, "stop": 100})
     if profile == "preempting":
         least.update({"preempted": 200, "finished as victim": 5})
     if profile == "prefix":
@@ -221,9 +217,7 @@ def test_a_cache_that_nobody_shares_matters_only_after_a_preemption(case: Case) 
 
 
 @settings(deadline=None)
-@given(
-    input_tokens=st.integers(1, 40), output_tokens=st.integers(1, 9), lag=st.booleans(), stop=st.booleans()
-)
+@given(input_tokens=st.integers(1, 40), output_tokens=st.integers(1, 9), lag=st.booleans(), stop=st.booleans())
 def test_a_lone_request(input_tokens: int, output_tokens: int, lag: bool, stop: bool) -> None:
     """ceil(P / budget) chunks, then O - 1 decode steps; with lag a stop token costs one more."""
     requests = [req(0, 3.0, input_tokens, output_tokens, stop=stop)]

@@ -87,9 +87,7 @@ def test_a_combination_that_was_not_measured_is_a_product_at_risk() -> None:
     assert kv is not None
     assert both is not None
     assert both.pct[1] == pytest.approx(weights.pct[1] * kv.pct[1] / 100)
-    choice = next(
-        c for c in choose("llama-3.1-70b", 0.0) if c.precision == Precision(weights="int4", kv="fp8")
-    )
+    choice = next(c for c in choose("llama-3.1-70b", 0.0) if c.precision == Precision(weights="int4", kv="fp8"))
     assert choice.at_risk
     assert choice.source.startswith("not measured")
 

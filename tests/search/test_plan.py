@@ -151,7 +151,7 @@ def test_the_nearest_is_named_when_the_budget_is_too_small(make_search: Make) ->
     assert none.winner is None
     assert none.nearest is not None
     nearest = none.candidates[none.nearest]
-    assert "with 1 replica (the budget's 1 GPUs)" in nearest.reason
+    assert "with 1 replica (the budget of 1 GPU)" in nearest.reason
     assert nearest.summary.attainment.value < 0.99
 
 

@@ -29,9 +29,7 @@ LOG = RequestLog(
     num_preemptions=np.array([0, -1]),
     replica=np.array([1, -1]),
     status=np.array([0, 1], dtype=np.int8),
-    itl=ItlSegments(
-        first_s=np.array([0.01]), increment_s=np.array([1e-6]), steps=np.array([6]), weight=np.array([1])
-    ),
+    itl=ItlSegments(first_s=np.array([0.01]), increment_s=np.array([1e-6]), steps=np.array([6]), weight=np.array([1])),
     timeline=Timeline(
         time_s=np.array([0.0, 1.0, 2.0]),
         running=np.array([1.0, 1.0, 0.0]),
@@ -117,9 +115,7 @@ def rewritten(tmp_path: Path, change: pl.Expr | None, schema: str = LOG_SCHEMA) 
     write_log(tmp_path / "log.parquet", dataclasses.replace(LOG, itl=None, timeline=None))
     frame = pl.read_parquet(tmp_path / "log.parquet")
     path = tmp_path / "changed.parquet"
-    (frame if change is None else frame.with_columns(change)).write_parquet(
-        path, metadata={"servewise.schema": schema}
-    )
+    (frame if change is None else frame.with_columns(change)).write_parquet(path, metadata={"servewise.schema": schema})
     return path
 
 

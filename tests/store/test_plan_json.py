@@ -54,9 +54,7 @@ def test_facts_are_written_once() -> None:
     assert text.count('"vocab_size"') == 1
     assert text.count('"mem_bw_bytes_per_s"') == 1
     assert text.count("https://example.org/sheet") == 3  # the model's, the GPU's, and the table's
-    assert (
-        len(text) / 500 < 3_500
-    )  # bytes a simulated candidate, here with three percentiles and one load point
+    assert len(text) / 500 < 3_500  # bytes a simulated candidate, here with three percentiles and one load point
 
 
 def test_null_means_what_the_documentation_says() -> None:
@@ -81,9 +79,7 @@ number = st.floats(0, 1e12)
 
 @given(value=number, low=number, high=number | st.just(math.inf), wall_s=number, reason=st.text(max_size=40))
 @settings(max_examples=40, deadline=None)
-def test_any_number_and_any_text_survive(
-    value: float, low: float, high: float, wall_s: float, reason: str
-) -> None:
+def test_any_number_and_any_text_survive(value: float, low: float, high: float, wall_s: float, reason: str) -> None:
     summary = dataclasses.replace(SUMMARY, attainment=estimate(value, low, high))
     candidate = dataclasses.replace(PLAN.candidates[0], summary=summary, reason=reason)
     plan = dataclasses.replace(PLAN, candidates=(candidate, PLAN.candidates[1]), wall_s=wall_s)

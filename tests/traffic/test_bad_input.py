@@ -134,9 +134,7 @@ def test_requests_that_continue_each_other(tmp_path: Path) -> None:
         ({**ABC, "hash_ids": "d"}, InputError, "use JSONL or Parquet"),
     ],
 )
-def test_wrong_mapping(
-    tmp_path: Path, columns: dict[str, str], error: type[InputError], message: str
-) -> None:
+def test_wrong_mapping(tmp_path: Path, columns: dict[str, str], error: type[InputError], message: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b,c,d\n1,2,3,4\n")
     with pytest.raises(error) as caught:

@@ -106,9 +106,7 @@ def test_hits_are_those_of_a_replay(rows: list[list[int]], num_blocks: int) -> N
 
 def test_output_blocks_are_cached_but_not_hits() -> None:
     """A row that names its output fills the cache; only blocks inside a prompt count as found."""
-    workload = workload_of(
-        [0, 1], input_tokens=[16, 32], output_tokens=[16, 16], prefix=prefix_of([[1, 2], [1, 2, 3]])
-    )
+    workload = workload_of([0, 1], input_tokens=[16, 32], output_tokens=[16, 16], prefix=prefix_of([[1, 2], [1, 2, 3]]))
     assert hit_tokens_by_cache(workload, [np.inf]) == [32]
 
 

@@ -147,9 +147,7 @@ def assert_same(derived: object, stored: object) -> None:
 
 @pytest.mark.shared
 @pytest.mark.parametrize("name", NAMES)
-def test_files_are_what_the_tool_derives(
-    shared_dir: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_what_the_tool_derives(shared_dir: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(__file__).resolve().parents[2] / "tools" / "derive_profiles.py"
     spec = importlib.util.spec_from_file_location("derive_profiles", path)
     assert spec is not None

@@ -79,9 +79,7 @@ def test_burstgpt_drops_and_counts_failures_and_sorts(tmp_path: Path) -> None:
 
 
 def test_burstgpt_without_sessions(tmp_path: Path) -> None:
-    text = (
-        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
-    )
+    text = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,API log\n"
     workload = read_trace(write(tmp_path / "b.csv", text))
     assert workload.session is None
     assert "burstgpt" in workload.provenance.note

@@ -102,9 +102,7 @@ def test_default_limit_is_the_99th_percentile() -> None:
     value=st.none() | st.integers(1, 5000),
     context_tokens=st.none() | st.integers(1, 8000),
 )
-def test_limit_is_never_below_the_output(
-    outputs: list[int], value: int | None, context_tokens: int | None
-) -> None:
+def test_limit_is_never_below_the_output(outputs: list[int], value: int | None, context_tokens: int | None) -> None:
     workload = workload_of(range(len(outputs)), output_tokens=outputs)
     limited = assume_max_tokens(workload, value, context_tokens)
     check_invariants(limited)

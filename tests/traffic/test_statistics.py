@@ -49,9 +49,7 @@ def test_real_traces(shared_dir: Path, trace: str) -> None:
 
 def test_by_hand() -> None:
     """Two full windows of 3 and 1 requests, and a partial one."""
-    workload = workload_of(
-        [0, 10, 59, 60, 120, 121], input_tokens=[1, 2, 3, 4, 5, 6], output_tokens=[6, 5, 4, 3, 2, 1]
-    )
+    workload = workload_of([0, 10, 59, 60, 120, 121], input_tokens=[1, 2, 3, 4, 5, 6], output_tokens=[6, 5, 4, 3, 2, 1])
     stats = statistics(workload)
     assert stats.mean_rate_rps == pytest.approx(6 / 121)
     assert stats.peak_rate_rps == pytest.approx(3 / 60)
@@ -83,9 +81,7 @@ def test_known_and_nothing_shared_is_zero() -> None:
 
 
 def test_describe_names_every_statistic() -> None:
-    workload = workload_of(
-        [0, 0, 0, 70], [64, 64, 64, 32], [1, 2, 3, 4], prefix_of([[1, 2]] * 4), session=[0, 0, 1, 2]
-    )
+    workload = workload_of([0, 0, 0, 70], [64, 64, 64, 32], [1, 2, 3, 4], prefix_of([[1, 2]] * 4), session=[0, 0, 1, 2])
     stats: TrafficStatistics = statistics(workload, cache_tokens=[16, 2_560_000])
     rows = dict(describe(stats))
     assert rows["requests"] == "4"

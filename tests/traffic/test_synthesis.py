@@ -101,9 +101,7 @@ def test_nothing_shared_without_system_prompts() -> None:
 
 
 def test_one_system_prompt_is_shared_by_all() -> None:
-    workload = synthesize(
-        spec(input_tokens=FixedLength(tokens=100), system_prompts=SystemPrompts(tokens=330))
-    )
+    workload = synthesize(spec(input_tokens=FixedLength(tokens=100), system_prompts=SystemPrompts(tokens=330)))
     check_invariants(workload)
     assert set(workload.input_tokens.tolist()) == {430}
     # 20 of the 26 full blocks, for all requests but the first.
@@ -134,8 +132,7 @@ def test_a_turn_repeats_everything_before() -> None:
             added = int(workload.input_tokens[turn]) - before
             assert 1 <= added <= 200
             rows = [
-                workload.prefix.ids[workload.prefix.offsets[k] : workload.prefix.offsets[k + 1]]
-                for k in (above, turn)
+                workload.prefix.ids[workload.prefix.offsets[k] : workload.prefix.offsets[k + 1]] for k in (above, turn)
             ]
             # The row goes on over the output, and all of its full blocks come back.
             assert len(rows[0]) == before // 16

@@ -17,9 +17,7 @@ from servewise.metrics import summarize
 from servewise.types import GpuOffer, Promise, Provenance, RequestLog, Summary
 
 
-def offer(
-    num_gpus: int, usd: float, provider: str = "cloud", date: str = "2026-01-01", **changes: str
-) -> GpuOffer:
+def offer(num_gpus: int, usd: float, provider: str = "cloud", date: str = "2026-01-01", **changes: str) -> GpuOffer:
     return GpuOffer(
         **{
             "gpu": "H100-SXM-80GB",
@@ -52,9 +50,7 @@ ALL_SIZES = [offer(n, 2.0) for n in (1, 2, 4, 8)]
         (1, 12, ALL_SIZES, ((8, 2),), 32.0),
     ],
 )
-def test_hand_worked_fleets(
-    num_replicas: int, gpus: int, offers: list[GpuOffer], nodes: tuple, usd: float
-) -> None:
+def test_hand_worked_fleets(num_replicas: int, gpus: int, offers: list[GpuOffer], nodes: tuple, usd: float) -> None:
     assert fleet_nodes(num_replicas, gpus, offers) == (nodes, usd)
 
 
@@ -83,9 +79,7 @@ sizes = st.sets(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=3)
 
 @given(sizes=sizes, data=st.data(), num_replicas=st.integers(1, 7), gpus=st.sampled_from([1, 2, 3, 4, 8]))
 @settings(max_examples=150, deadline=None)
-def test_no_combination_is_cheaper(
-    sizes: set[int], data: st.DataObject, num_replicas: int, gpus: int
-) -> None:
+def test_no_combination_is_cheaper(sizes: set[int], data: st.DataObject, num_replicas: int, gpus: int) -> None:
     gpus = min(gpus, max(sizes))
     prices = {size: data.draw(st.sampled_from([0.1, 0.25, 1.0, 1.1, 2.49, 3.0])) for size in sorted(sizes)}
     nodes, usd_per_h = fleet_nodes(num_replicas, gpus, [offer(size, price) for size, price in prices.items()])

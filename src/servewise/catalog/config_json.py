@@ -103,8 +103,7 @@ def spec_from_config(data: Mapping[str, object], name: str, provenance: Provenan
     if architecture not in SUPPORTED_ARCHITECTURES:
         raise config.error(
             "architectures",
-            f"{architecture!r} is not supported and is never guessed; "
-            f"supported: {', '.join(SUPPORTED_ARCHITECTURES)}",
+            f"{architecture!r} is not supported and is never guessed; supported: {', '.join(SUPPORTED_ARCHITECTURES)}",
         )
     text_config = config
     if architecture in MULTIMODAL:
@@ -117,19 +116,13 @@ def spec_from_config(data: Mapping[str, object], name: str, provenance: Provenan
         num_dense_layers=spec.num_layers - num_moe_layers,
         is_moe=spec.moe is not None,
     )
-    spec = replace(
-        spec, architecture=architecture, native_precision=precision, unquantized_modules=unquantized
-    )
+    spec = replace(spec, architecture=architecture, native_precision=precision, unquantized_modules=unquantized)
     if architecture in MULTIMODAL:
-        spec = replace(
-            spec, vision_num_params=siglip_params(config.section("vision_config"), spec.hidden_size)
-        )
+        spec = replace(spec, vision_num_params=siglip_params(config.section("vision_config"), spec.hidden_size))
     spec = replace(spec, mtp_num_params=mtp_params(config, spec))
     total = param_counts(spec).total
     if not MIN_PARAMS <= total <= MAX_PARAMS:
-        raise config.error(
-            "hidden_size", f"the shapes give {total:.3g} parameters, which is no language model"
-        )
+        raise config.error("hidden_size", f"the shapes give {total:.3g} parameters, which is no language model")
     return spec
 
 

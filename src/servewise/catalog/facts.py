@@ -78,9 +78,7 @@ def read_table(name: str, columns: tuple[str, ...]) -> tuple[Mapping[str, str], 
             raise CatalogError(f"{name}, line {reader.line_num}: {len(cells)} cells, expected {len(columns)}")
         row = dict(zip(columns, cells, strict=True))
         if not row["source"] or not row["accessed"] or row["kind"] not in KINDS:
-            raise CatalogError(
-                f"{name}, line {reader.line_num}: needs a source, a date and a kind of {KINDS}"
-            )
+            raise CatalogError(f"{name}, line {reader.line_num}: needs a source, a date and a kind of {KINDS}")
         rows.append(MappingProxyType(row))
     return tuple(rows)
 
@@ -115,8 +113,6 @@ def read_facts(name: str) -> Mapping[str, Mapping[str, Fact]]:
         if row["field"] in fields:
             raise CatalogError(f"{name}: {row['entity']} has {row['field']} twice")
         if not row["unit"] or not row["value"]:
-            raise CatalogError(
-                f"{name}: {row['entity']} {row['field']} needs a value and a unit ('-' for none)"
-            )
+            raise CatalogError(f"{name}: {row['entity']} {row['field']} needs a value and a unit ('-' for none)")
         fields[row["field"]] = Fact(value=row["value"], unit=row["unit"], provenance=provenance_of(row))
     return MappingProxyType({entity: MappingProxyType(fields) for entity, fields in entities.items()})

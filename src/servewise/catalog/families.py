@@ -146,9 +146,7 @@ def count_sliding(config: ConfigFields, family: Family, num_layers: int) -> int:
     if family.window == "alternate":
         return (num_layers + 1) // 2
     if family.window == "pattern":
-        every = config.integer(
-            "sliding_window_pattern", family.defaults["sliding_window_pattern"], high=MAX_LAYERS
-        )
+        every = config.integer("sliding_window_pattern", family.defaults["sliding_window_pattern"], high=MAX_LAYERS)
         return num_layers - num_layers // every
     if family.window == "from_layer" and config.boolean("use_sliding_window", False):
         return max(0, num_layers - config.integer("max_window_layers", low=0, high=MAX_LAYERS))
@@ -159,9 +157,7 @@ def read_window(config: ConfigFields, family: Family, num_layers: int, max_conte
     """Window [tokens] and the number of layers it binds; (0, 0) when it never binds."""
     if "sliding_window" not in config and "sliding_window" not in family.defaults:
         return 0, 0
-    window = config.integer(
-        "sliding_window", family.defaults.get("sliding_window", MISSING), high=MAX_CONTEXT_TOKENS
-    )
+    window = config.integer("sliding_window", family.defaults.get("sliding_window", MISSING), high=MAX_CONTEXT_TOKENS)
     num_sliding = count_sliding(config, family, num_layers)
     return (window, num_sliding) if num_sliding and window < max_context else (0, 0)
 
@@ -169,21 +165,15 @@ def read_window(config: ConfigFields, family: Family, num_layers: int, max_conte
 def read_heads(config: ConfigFields, family: Family, hidden_size: int) -> tuple[int, int, int]:
     """Query heads, key/value heads and head size of ordinary attention."""
     defaults = family.defaults
-    num_heads = config.integer(
-        "num_attention_heads", defaults.get("num_attention_heads", MISSING), high=MAX_HEADS
-    )
-    num_kv_heads = config.integer(
-        "num_key_value_heads", defaults.get("num_key_value_heads", num_heads), high=MAX_HEADS
-    )
+    num_heads = config.integer("num_attention_heads", defaults.get("num_attention_heads", MISSING), high=MAX_HEADS)
+    num_kv_heads = config.integer("num_key_value_heads", defaults.get("num_key_value_heads", num_heads), high=MAX_HEADS)
     if num_heads % num_kv_heads:
         raise config.error(
             "num_key_value_heads",
             f"got {num_kv_heads}, which does not divide num_attention_heads {num_heads}",
         )
     if "head_dim" not in config and "head_dim" not in defaults and hidden_size % num_heads:
-        raise config.error(
-            "head_dim", f"missing, and hidden_size {hidden_size} does not divide by {num_heads} heads"
-        )
+        raise config.error("head_dim", f"missing, and hidden_size {hidden_size} does not divide by {num_heads} heads")
     head_dim = config.integer("head_dim", defaults.get("head_dim", hidden_size // num_heads), high=65536)
     return num_heads, num_kv_heads, head_dim
 
@@ -191,9 +181,7 @@ def read_heads(config: ConfigFields, family: Family, hidden_size: int) -> tuple[
 def check_moe(config: ConfigFields, moe: MoeSpec) -> None:
     """Refuse a router that picks more experts than there are, or a model whose every layer is dense."""
     if moe.top_k > moe.num_experts:
-        raise config.error(
-            "num_experts_per_tok", f"got {moe.top_k}, more than the {moe.num_experts} experts there are"
-        )
+        raise config.error("num_experts_per_tok", f"got {moe.top_k}, more than the {moe.num_experts} experts there are")
     if not moe.num_moe_layers:
         raise config.error("architectures", "a mixture-of-experts architecture without a layer of experts")
 
@@ -254,9 +242,7 @@ def build_spec(config: ConfigFields, architecture: str, name: str, provenance: P
 def with_gqa(spec: ModelSpec, config: ConfigFields, family: Family) -> ModelSpec:
     """Fill in ordinary attention."""
     num_heads, num_kv_heads, head_dim = read_heads(config, family, spec.hidden_size)
-    return replace(
-        spec, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, v_head_dim=head_dim
-    )
+    return replace(spec, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, v_head_dim=head_dim)
 
 
 def with_mla(spec: ModelSpec, config: ConfigFields) -> ModelSpec:

@@ -44,14 +44,10 @@ class ConfigFields:
         if value is not None:
             return value
         if default is MISSING:
-            raise self.error(
-                name, "the field is missing and is never guessed; use the model's own config.json"
-            )
+            raise self.error(name, "the field is missing and is never guessed; use the model's own config.json")
         return default
 
-    def integer(
-        self, name: str, default: int | object = MISSING, *, low: int = 1, high: int = LARGEST_INT
-    ) -> int:
+    def integer(self, name: str, default: int | object = MISSING, *, low: int = 1, high: int = LARGEST_INT) -> int:
         """Integer in [low, high]; ``null`` counts as missing."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int):

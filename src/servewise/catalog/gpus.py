@@ -53,9 +53,7 @@ def get_gpu(name: str) -> GpuSpec:
 @cache
 def alias_table() -> AliasTable:
     """Names and aliases of the built-in GPUs."""
-    return AliasTable(
-        "GPU", {name: json.loads(fields["aliases"].value) for name, fields in read_facts(GPUS).items()}
-    )
+    return AliasTable("GPU", {name: json.loads(fields["aliases"].value) for name, fields in read_facts(GPUS).items()})
 
 
 @cache

@@ -135,9 +135,7 @@ def param_counts(spec: ModelSpec) -> ParamCounts:
     )
     routed = shared = router = idle = 0
     if moe:
-        expert = mlp_params(
-            spec.hidden_size, moe.intermediate_size, gated=spec.gated_mlp, bias=moe.has_expert_bias
-        )
+        expert = mlp_params(spec.hidden_size, moe.intermediate_size, gated=spec.gated_mlp, bias=moe.has_expert_bias)
         routed = num_moe_layers * moe.num_experts * expert
         idle = num_moe_layers * (moe.num_experts - moe.top_k) * expert
         router = num_moe_layers * router_params(spec, moe)

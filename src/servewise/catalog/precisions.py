@@ -51,9 +51,7 @@ def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision,
     def supported(part: str, name: str) -> bool:
         field = f"{engine}.{part}.{name}"
         if field not in facts or facts[field].value not in SUPPORT:
-            raise CatalogError(
-                f"{PRECISIONS}: {gpu.architecture} {field} must be one of {', '.join(SUPPORT)}"
-            )
+            raise CatalogError(f"{PRECISIONS}: {gpu.architecture} {field} must be one of {', '.join(SUPPORT)}")
         return facts[field].value != "none"
 
     weights = [w for w in get_args(WeightPrecision) if supported("weights", w)]

@@ -101,8 +101,7 @@ def offers(gpu: GpuSpec | str, kind: PriceKind = "on_demand") -> tuple[GpuOffer,
     if not by_provider:
         built_in = sorted({o.kind for o in all_offers() if o.gpu == name})
         raise InputError(
-            f"no built-in {kind} price for {name} (built in: {', '.join(built_in) or 'none'}); "
-            "give one in prices"
+            f"no built-in {kind} price for {name} (built in: {', '.join(built_in) or 'none'}); give one in prices"
         )
     sizes = {p: len({o.num_gpus for o in found} & set(NODE_SIZES)) for p, found in by_provider.items()}
     widest = [p for p in sizes if sizes[p] == max(sizes.values())]
@@ -200,7 +199,5 @@ def price_of(row: Mapping[str, object], where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InputError(f"{where}: usd_per_gpu_h is {value!r:.60}, must be a number of dollars")
     if not math.isfinite(value) or not 0 < value <= MAX_USD_PER_GPU_H:
-        raise InputError(
-            f"{where}: usd_per_gpu_h is {value}, must be above 0 and at most {MAX_USD_PER_GPU_H:g} $/h"
-        )
+        raise InputError(f"{where}: usd_per_gpu_h is {value}, must be above 0 and at most {MAX_USD_PER_GPU_H:g} $/h")
     return float(value)

@@ -46,14 +46,8 @@ def read_quantization(
     if method not in SUPPORTED_METHODS:
         raise quant.error("quant_method", f"got {method!r}, supported: {', '.join(SUPPORTED_METHODS)}")
     precision = PRECISION_READERS[method](quant)
-    names = (
-        quant.texts("modules_to_not_convert", ())
-        + quant.texts("ignore", ())
-        + quant.texts("ignored_layers", ())
-    )
-    return precision, unquantized(
-        quant, names, num_layers=num_layers, num_dense_layers=num_dense_layers, is_moe=is_moe
-    )
+    names = quant.texts("modules_to_not_convert", ()) + quant.texts("ignore", ()) + quant.texts("ignored_layers", ())
+    return precision, unquantized(quant, names, num_layers=num_layers, num_dense_layers=num_dense_layers, is_moe=is_moe)
 
 
 def read_fp8(quant: ConfigFields) -> WeightPrecision:
@@ -153,9 +147,7 @@ def unquantized(
             continue
         module = next((m for m, pattern in MODULE_PATTERNS.items() if pattern.search(name)), None)
         if module is None or ROUTED_EXPERTS.search(name):
-            raise quant.error(
-                "ignore", f"keeping {name!r} in bf16 is not modelled; nothing is guessed about it"
-            )
+            raise quant.error("ignore", f"keeping {name!r} in bf16 is not modelled; nothing is guessed about it")
         layers_seen.setdefault(module, set()).add(index.group(1) if index else "*")
     for module, layers in layers_seen.items():
         expected = num_dense_layers if module == "dense_mlp" else num_layers

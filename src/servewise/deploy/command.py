@@ -50,8 +50,7 @@ def commands(deployment: Deployment, *, first_port: int = FIRST_PORT) -> list[li
     last_port = first_port + deployment.num_replicas - 1
     if first_port < 1 or last_port > LAST_PORT:
         raise InputError(
-            f"{deployment.num_replicas} replicas need the ports {first_port} to {last_port}; "
-            f"ports are 1 to {LAST_PORT}"
+            f"{deployment.num_replicas} replicas need the ports {first_port} to {last_port}; ports are 1 to {LAST_PORT}"
         )
     shared = command(deployment)
     return [[*shared, "--port", str(port)] for port in range(first_port, last_port + 1)]
@@ -62,14 +61,11 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
     words = []
     model, weights, num_gpus = deployment.model, deployment.precision.weights, deployment.parallelism.num_gpus
     if vllm.needs_quantized_checkpoint(model, weights):
-        words.append(
-            f"replace {model.name} by a checkpoint of it in {weights}: vLLM does not make one at start"
-        )
+        words.append(f"replace {model.name} by a checkpoint of it in {weights}: vLLM does not make one at start")
     if deployment.num_replicas > 1:
         gpus = "a GPU of its own" if num_gpus == 1 else f"{num_gpus} GPUs of its own"
         words.append(
-            f"start each of the {deployment.num_replicas} replicas on {gpus}, "
-            f"behind a {deployment.router} router"
+            f"start each of the {deployment.num_replicas} replicas on {gpus}, behind a {deployment.router} router"
         )
     return tuple(words)
 

@@ -311,9 +311,7 @@ def launch_args(deployment: Deployment) -> list[str]:
     args += ["--max-num-batched-tokens", str(params.max_num_batched_tokens)]
     args += ["--max-model-len", str(params.max_model_len)]
     args += ["--gpu-memory-utilization", f"{params.gpu_memory_utilization:g}"]
-    if precision.weights != model.native_precision and not needs_quantized_checkpoint(
-        model, precision.weights
-    ):
+    if precision.weights != model.native_precision and not needs_quantized_checkpoint(model, precision.weights):
         args += ["--quantization", RUNTIME_QUANTIZATION[precision.weights]]
     if precision.kv == "fp8":
         args += ["--kv-cache-dtype", "fp8"]

@@ -176,6 +176,7 @@ def advance(
     peak_tokens = ints[lo.PEAK_TOKENS]
     budget_bound = ints[lo.BUDGET_BOUND]
     slots_bound = ints[lo.SLOTS_BOUND]
+    memory_bound = ints[lo.MEMORY_BOUND]
     now = floats[lo.NOW]
     last_start = floats[lo.LAST_START]
     mixed_time = floats[lo.MIXED_TIME]
@@ -231,6 +232,7 @@ def advance(
         preempting = False
         while demand + chunk_blocks > free:
             preempting = True
+            memory_bound = 1
             preemptions += 1
             while rep.running[top - 1] < 0:
                 top -= 1
@@ -317,6 +319,7 @@ def advance(
                 chunk = min(known - done, budget)
                 gate = known if eng.reserve_full != 0 else done + chunk
                 if _blocks(gate, shift) - hit + hit_free > free:
+                    memory_bound = 1
                     blocked = True
                     break
                 if num_preempted > 0:
@@ -578,6 +581,7 @@ def advance(
     ints[lo.PEAK_TOKENS] = peak_tokens
     ints[lo.BUDGET_BOUND] = budget_bound
     ints[lo.SLOTS_BOUND] = slots_bound
+    ints[lo.MEMORY_BOUND] = memory_bound
     floats[lo.NOW] = now
     floats[lo.LAST_START] = last_start
     floats[lo.MIXED_TIME] = mixed_time

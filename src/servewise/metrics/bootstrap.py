@@ -74,9 +74,7 @@ def _politis_white(values: Floats) -> float:
     autocov = _autocovariance(centred, max_lag)
     small = np.abs(autocov[1:]) < 2.0 * math.sqrt(math.log10(num) / num) * variance
     # The first lag after which `window` correlations in a row cannot be told from zero.
-    quiet = np.flatnonzero(
-        np.lib.stride_tricks.sliding_window_view(small, min(window, len(small))).all(axis=1)
-    )
+    quiet = np.flatnonzero(np.lib.stride_tricks.sliding_window_view(small, min(window, len(small))).all(axis=1))
     last_lag = int(quiet[0]) if len(quiet) else max_lag
     bandwidth = min(max(2 * last_lag, 1), max_lag)
     lags = np.arange(1, bandwidth + 1)
@@ -127,9 +125,7 @@ def block_counts(
     rng = np.random.default_rng(seed)
     for _ in range(num_resamples):
         starts = rng.integers(0, num - length + 1, size=num_blocks)
-        yield np.cumsum(
-            np.bincount(starts, minlength=num + 1) - np.bincount(starts + lengths, minlength=num + 1)
-        )
+        yield np.cumsum(np.bincount(starts, minlength=num + 1) - np.bincount(starts + lengths, minlength=num + 1))
 
 
 class SortedSample:

@@ -41,9 +41,7 @@ class _Runs(NamedTuple):
     weight: Ints
 
     def take(self, part: slice) -> _Runs:
-        return _Runs(
-            self.first[part], self.increment[part], self.start[part], self.stop[part], self.weight[part]
-        )
+        return _Runs(self.first[part], self.increment[part], self.start[part], self.stop[part], self.weight[part])
 
     def where(self, mask: NDArray[np.bool_], start: Ints, stop: Ints) -> _Runs:
         return _Runs(self.first[mask], self.increment[mask], start[mask], stop[mask], self.weight[mask])
@@ -68,9 +66,7 @@ def itl_mean_s(segments: ItlSegments) -> float:
     total = num_gaps(segments)
     if total == 0:
         return float("nan")
-    sums = segments.steps * segments.first_s + segments.increment_s * (
-        segments.steps * (segments.steps - 1) // 2
-    )
+    sums = segments.steps * segments.first_s + segments.increment_s * (segments.steps * (segments.steps - 1) // 2)
     return float(np.sum(segments.weight * sums) / total)
 
 
@@ -126,9 +122,7 @@ def _ascending(segments: ItlSegments) -> _Runs:
         )
     first = np.where(increment < 0, first + (steps - 1) * increment, first)
     used = (steps > 0) & (weight > 0)
-    return _Runs(first, np.abs(increment), np.zeros_like(steps), steps, weight).where(
-        used, np.zeros_like(steps), steps
-    )
+    return _Runs(first, np.abs(increment), np.zeros_like(steps), steps, weight).where(used, np.zeros_like(steps), steps)
 
 
 def _expand(runs: _Runs) -> tuple[Floats, Ints, Ints]:

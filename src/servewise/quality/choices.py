@@ -57,9 +57,7 @@ def precision_choices(
         When the floor is not a percentage.
     """
     if not math.isfinite(min_recovery_pct) or not 0 <= min_recovery_pct <= 100:
-        raise InputError(
-            f"min_recovery_pct is {min_recovery_pct}, must be from 0 to 100 (percent of the bf16 score)"
-        )
+        raise InputError(f"min_recovery_pct is {min_recovery_pct}, must be from 0 to 100 (percent of the bf16 score)")
     choices = []
     for precision in dict.fromkeys(gpu_precisions):
         if is_obtainable(model, precision.weights):

@@ -193,8 +193,14 @@ def cost_words(candidate: Candidate) -> str:
 
 def shortfall_words(candidate: Candidate) -> str:
     """How far a candidate that does not keep the promise is from it."""
-    if candidate.summary is not None and candidate.summary.broken:
-        return "; ".join(candidate.summary.broken)
+    summary = candidate.summary
+    if summary is not None and summary.broken:
+        reached = ", ".join(
+            f"{metric.upper()} p99 {format_duration(summary.percentiles[metric]['p99'].value)}"
+            for metric in ("ttft", "tpot", "e2e")
+            if metric in summary.percentiles
+        )
+        return f"{'; '.join(summary.broken)} ({reached})"
     return candidate.reason or "no reason recorded"
 
 

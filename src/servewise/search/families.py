@@ -16,9 +16,9 @@ from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, s
 from servewise.search.limits import broken_reason
 from servewise.search.shapes import Shape
 from servewise.sim import Packed, pack_requests
-from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel
+from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel, StepTable
 
-__all__ = ["Family", "Point", "Result", "families", "search_family"]
+__all__ = ["Family", "Point", "Result", "families", "least_cost", "least_hopeless", "search_family"]
 
 MAX_GPUS = 1024
 """Fleets beyond this many GPUs are not tried without a budget."""
@@ -39,6 +39,7 @@ class Result:
     candidate: Candidate
     shape: Shape
     load: Load
+    bound: Bounds
     demand: Demand | None = None
     num_requests_simulated: int = 0
 
@@ -125,14 +126,14 @@ def most_replicas(search: Search, deployment: Deployment) -> tuple[int, str]:
     limit = search.budget.max_gpus
     most, why = MAX_GPUS // num_gpus, f"no more than {MAX_GPUS} GPUs are tried"
     if limit is not None and limit // num_gpus <= most:
-        most, why = limit // num_gpus, f"the budget's {limit} GPUs"
+        most, why = limit // num_gpus, f"the budget of {limit} GPU{'s' * (limit != 1)}"
     usd_per_h = search.budget.usd_per_h
     if usd_per_h is not None:
         offers = search.offers[deployment.gpu.name]
         # a larger fleet never costs less
         affordable = bisect_right(range(1, most + 1), usd_per_h, key=lambda n: fleet_nodes(n, num_gpus, offers)[1])
         if affordable < most:
-            most, why = affordable, f"the budget's ${usd_per_h:g} per hour"
+            most, why = affordable, f"the budget of ${usd_per_h:g} per hour"
     return most, why
 
 
@@ -151,7 +152,7 @@ def search_family(search: Search, family: Family, known: Sequence[Point], *, pru
     points = list(known) if prune else []
     siblings: list[Point] = []
     for shape, load, bound in zip(family.shapes, family.loads, family.bounds, strict=True):
-        result = _same_schedule(shape, load, results) if prune else None
+        result = _same_schedule(shape, load, bound, results) if prune else None
         if result is None:
             result = _simulated(search, shape, load, bound, points, siblings)
         candidate = result.candidate
@@ -173,7 +174,7 @@ def _beaten(points: Sequence[Point], usd_per_mtok: float, latency_s: float) -> b
     )
 
 
-def _verdict(shape: Shape, load: Load, status: CandidateStatus, reason: str) -> Result:
+def _verdict(shape: Shape, load: Load, bound: Bounds, status: CandidateStatus, reason: str) -> Result:
     candidate = Candidate(
         index=shape.index,
         deployment=shape.deployment,
@@ -183,19 +184,19 @@ def _verdict(shape: Shape, load: Load, status: CandidateStatus, reason: str) -> 
         quality_recovery_pct=shape.precision.recovery_pct,
         warnings=warnings_of(shape, load.step_model),
     )
-    return Result(candidate=candidate, shape=shape, load=load)
+    return Result(candidate=candidate, shape=shape, load=load, bound=bound)
 
 
 def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
     """What a reader of the candidate's figures must know."""
     warnings = list(model.warnings)
     if shape.precision.at_risk:
-        low = "unknown" if shape.precision.recovery_pct is None else f"as low as {shape.precision.recovery_pct[0]:g}%"
+        low = "unknown" if shape.precision.recovery_pct is None else f"as low as {shape.precision.recovery_pct[0]:.1f}%"
         warnings.append(f"quality at risk: the recovery of this precision may be {low}")
     return tuple(warnings)
 
 
-def _same_schedule(shape: Shape, load: Load, earlier: Sequence[Result]) -> Result | None:
+def _same_schedule(shape: Shape, load: Load, bound: Bounds, earlier: Sequence[Result]) -> Result | None:
     """The verdict on an earlier shape whose fleets ran as this one's would: no setting ever held anything back."""
     for result in earlier:
         if result.demand is not None and _suffices(shape, load, result, result.demand):
@@ -208,25 +209,33 @@ def _same_schedule(shape: Shape, load: Load, earlier: Sequence[Result]) -> Resul
                 status="same_schedule",
                 reason=f"behaves exactly like candidate {base.index}",
             )
-            return Result(candidate=candidate, shape=shape, load=load)
+            return Result(candidate=candidate, shape=shape, load=load, bound=bound)
     return None
 
 
 def _suffices(shape: Shape, load: Load, other: Result, demand: Demand) -> bool:
     """Whether a shape would have run exactly as another one did."""
-    params, memory = shape.deployment.params, shape.memory
+    params, others = shape.deployment.params, other.shape.deployment.params
+    memory, other_memory = shape.memory, other.shape.memory
+    if memory is None or other_memory is None:
+        return False
+    limits = [
+        (params.max_num_seqs, others.max_num_seqs, demand.num_seqs),
+        (params.max_num_batched_tokens, others.max_num_batched_tokens, demand.num_batched_tokens),
+        (memory.num_kv_blocks, other_memory.num_kv_blocks, demand.num_kv_blocks),
+    ]
     if load.workload.prefix is not None and params.enable_prefix_caching:
-        return False  # the size of the pool decides what the cache still holds
-    if demand.held_back or memory is None:
-        return False
-    if (
-        demand.num_seqs > params.max_num_seqs
-        or demand.num_batched_tokens > params.max_num_batched_tokens
-        or demand.num_kv_blocks > memory.num_kv_blocks
-    ):
-        return False
-    mine, theirs = load.step_model.table, other.load.step_model.table
-    rows, tokens = demand.num_seqs + 1, demand.num_batched_tokens + 1
+        # the size of the pool decides what the cache still holds
+        limits[2] = (memory.num_kv_blocks, other_memory.num_kv_blocks, None)
+    for mine, theirs, needed in limits:
+        if mine != theirs and (needed is None or needed > mine):
+            return False
+    return _same_times(load.step_model.table, other.load.step_model.table, demand)
+
+
+def _same_times(mine: StepTable, theirs: StepTable, demand: Demand) -> bool:
+    """Whether two tables agree wherever some runs can have read them."""
+    rows, tokens = demand.peak_seqs + 1, demand.peak_batched_tokens + 1
     return mine is theirs or bool(
         np.array_equal(mine.decode_fixed_s[:rows], theirs.decode_fixed_s[:rows])
         and np.array_equal(mine.mixed_tokens_s[:tokens], theirs.mixed_tokens_s[:tokens])
@@ -245,11 +254,11 @@ def _simulated(
     assert memory is not None  # noqa: S101 (members of a family fit in memory)
     if load.rule is not None and bound.num_hopeless > load.rule.max_bad:
         share = bound.num_hopeless / search.workload.num_requests
-        return _verdict(shape, load, "broken", f"{share:.1%} of requests miss a limit even on an idle replica")
+        return _verdict(shape, load, bound, "broken", f"{share:.1%} of requests miss a limit even on an idle replica")
     most, why_no_more = most_replicas(search, shape.deployment)
     if bound.num_replicas > most:
         work = f"the work needs at least {bound.num_replicas} replicas > {most} ({why_no_more})"
-        return _verdict(shape, load, "broken", work)
+        return _verdict(shape, load, bound, "broken", work)
 
     def worth(num_replicas: int) -> bool:
         return not _beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
@@ -271,30 +280,59 @@ def _simulated(
         reason = f"at least ${dollars:.3f} per Mtok output and {bound.latency_s:.1f} s of E2E; another fleet beats both"
         if fleet.trial is not None and fleet.trial.kept:
             reason = f"{fleet.num_replicas} replicas keep the promise, but other settings are cheaper and faster"
-        verdict = _verdict(shape, load, "dominated", reason)
+        verdict = _verdict(shape, load, bound, "dominated", reason)
         return replace(verdict, num_requests_simulated=fleet.num_requests_simulated)
     trial, num_simulated = fleet.trial, fleet.num_requests_simulated
     if trial.stopped:
         trial = try_fleet(shape, memory, load, trial.num_replicas, stop=False)
         num_simulated += trial.outcome.num_simulated
-    log, summary = summary_of(trial, load, with_intervals=False)
-    deployment = replace(shape.deployment, num_replicas=trial.num_replicas)
-    candidate = Candidate(
-        index=shape.index,
-        deployment=deployment,
-        status="kept" if fleet.found else "broken",
-        reason="" if fleet.found else broken_reason(trial, load, summary, why_no_more),
-        memory=memory,
-        summary=summary,
-        cost=cost(summary, trial.num_replicas, num_gpus, offers),
-        latency_s=latency_s(log, search.promise),
-        quality_recovery_pct=shape.precision.recovery_pct,
-        warnings=warnings_of(shape, load.step_model),
-    )
+    candidate = _finished(search, shape, load, trial, why_no_more=None if fleet.found else why_no_more)
     return Result(
         candidate=candidate,
         shape=shape,
         load=load,
+        bound=bound,
         demand=fleet.demand,
         num_requests_simulated=num_simulated,
     )
+
+
+def _finished(search: Search, shape: Shape, load: Load, trial: Trial, *, why_no_more: str | None) -> Candidate:
+    """A candidate with the figures of a whole run; ``why_no_more`` None means that it keeps the promise."""
+    log, summary = summary_of(trial, load, with_intervals=False)
+    deployment = replace(shape.deployment, num_replicas=trial.num_replicas)
+    offers = search.offers[deployment.gpu.name]
+    return Candidate(
+        index=shape.index,
+        deployment=deployment,
+        status="kept" if why_no_more is None else "broken",
+        reason="" if why_no_more is None else broken_reason(trial, load, summary, why_no_more),
+        memory=shape.memory,
+        summary=summary,
+        cost=cost(summary, trial.num_replicas, deployment.parallelism.num_gpus, offers),
+        latency_s=latency_s(log, search.promise),
+        quality_recovery_pct=shape.precision.recovery_pct,
+        warnings=warnings_of(shape, load.step_model),
+    )
+
+
+def least_hopeless(search: Search, results: Sequence[Result]) -> list[Result]:
+    """When bounds alone have turned everything down: the shape with the fewest hopeless requests, simulated.
+
+    Returns
+    -------
+    list of Result
+        One, or none when something was simulated or no replica is allowed.
+    """
+    tried = [r for r in results if r.candidate.status == "broken"]
+    allowed = {r.candidate.index: most_replicas(search, r.shape.deployment) for r in tried}
+    tried = [r for r in tried if allowed[r.candidate.index][0] > 0]
+    if not tried or any(r.candidate.summary is not None for r in tried):
+        return []
+    best = min(tried, key=lambda r: (r.bound.num_hopeless, r.bound.num_replicas, r.candidate.index))
+    most, why = allowed[best.candidate.index]
+    memory = best.shape.memory
+    assert memory is not None  # noqa: S101 (it was built)
+    trial = try_fleet(best.shape, memory, best.load, min(most, best.bound.num_replicas), stop=False)
+    candidate = _finished(search, best.shape, best.load, trial, why_no_more=best.candidate.reason or why)
+    return [replace(best, candidate=candidate, num_requests_simulated=trial.outcome.num_simulated)]

@@ -47,15 +47,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What some runs asked of their replicas: with no less than this, they would have run the same.
+    """What some runs asked of their replicas; None where the limit did hold something back.
 
-    ``held_back`` says that a setting or the memory did hold something back.
+    With no less than this, or with the same limit, they would have run the same.
     """
 
-    num_seqs: int
-    num_batched_tokens: int
-    num_kv_blocks: int
-    held_back: bool
+    num_seqs: int | None
+    num_batched_tokens: int | None
+    num_kv_blocks: int | None
+    peak_seqs: int
+    peak_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +188,15 @@ def find_fleet(
 
 
 def _demand(outcomes: Sequence[Outcome]) -> Demand:
+    peak_seqs = max(o.peak_running for o in outcomes)
+    peak_tokens = max(o.peak_batched_tokens for o in outcomes)
+    peak_blocks = max(o.peak_kv_blocks for o in outcomes)
     return Demand(
-        num_seqs=max(o.peak_running for o in outcomes),
-        num_batched_tokens=max(o.peak_batched_tokens for o in outcomes),
-        num_kv_blocks=max(o.peak_kv_blocks for o in outcomes),
-        held_back=any(o.budget_bound or o.slots_bound or o.num_preemptions for o in outcomes),
+        num_seqs=None if any(o.slots_bound for o in outcomes) else peak_seqs,
+        num_batched_tokens=None if any(o.budget_bound for o in outcomes) else peak_tokens,
+        num_kv_blocks=None if any(o.memory_bound for o in outcomes) else peak_blocks,
+        peak_seqs=peak_seqs,
+        peak_batched_tokens=peak_tokens,
     )
 
 

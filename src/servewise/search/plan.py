@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from servewise.cost import cost
 from servewise.search.capacity import capacity, load_curve
-from servewise.search.families import Family, Point, Result, families, least_cost, search_family
+from servewise.search.families import Family, Point, Result, families, least_cost, least_hopeless, search_family
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.shapes import Shape, enumerate_shapes
-from servewise.types import Candidate, Plan, Search, best_of_each
+from servewise.types import Candidate, Candidates, Plan, Search, best_of_each
 
 __all__ = ["Progress", "plan"]
 
@@ -27,7 +27,7 @@ WAVE = 4
 on the number of threads."""
 NUM_PRICED = 10
 """Best candidates for which the capacity is searched (those on the frontier come on top)."""
-NUM_IN_FULL = 6
+NUM_IN_FULL = 4
 """Cheapest candidates of the frontier, the winner first, that get intervals and a load curve."""
 
 
@@ -57,25 +57,17 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         try:
             _search_all(search, shapes, pool, tell, results, prune=prune)
+            _detail_best(search, pool, tell, results)
         except KeyboardInterrupt:  # what was found is worth keeping
             pool.shutdown(cancel_futures=True)
             complete = False
-        candidates = [_not_searched(shape) for shape in shapes]
-        for result in results:
-            candidates[result.candidate.index] = result.candidate
-        ranking = _ranking(candidates)
-        frontier = _frontier(candidates, ranking)
-        if complete:
-            chosen = list(dict.fromkeys((*best_of_each(candidates, ranking)[:NUM_PRICED], *frontier)))
-            by_index = {r.candidate.index: r for r in results}
-            in_full = set(frontier[:NUM_IN_FULL])
-
-            def detail(index: int) -> Candidate:
-                return _detailed(search, by_index[index], on_frontier=index in frontier, in_full=index in in_full)
-
-            for done, candidate in enumerate(pool.map(detail, chosen), 1):
-                candidates[candidate.index] = candidate
-                tell("capacity", done, len(chosen))
+    candidates = [_not_searched(shape) for shape in shapes]
+    for result in results:
+        candidates[result.candidate.index] = result.candidate
+    ranking = _ranking(candidates)
+    frontier = _frontier(candidates, ranking)
+    for index in frontier:
+        candidates[index] = replace(candidates[index], on_frontier=True)
     return Plan(
         candidates=tuple(candidates),
         winner=ranking[0] if ranking else None,
@@ -88,6 +80,27 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         wall_s=time.perf_counter() - started,
         complete=complete,
     )
+
+
+def _detail_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, results: list[Result]) -> None:
+    """Put the capacity and limits of the best results in their place; without any, simulate the least hopeless."""
+    place = {result.candidate.index: i for i, result in enumerate(results)}
+    candidates = {result.candidate.index: result.candidate for result in results}
+    ranking = _ranking(list(candidates.values()))
+    if not ranking:
+        for result in least_hopeless(search, results):
+            results[place[result.candidate.index]] = result
+        return
+    frontier = _frontier(candidates, ranking)
+    chosen = list(dict.fromkeys((*best_of_each(candidates, ranking)[:NUM_PRICED], *frontier)))
+    in_full = set(frontier[:NUM_IN_FULL])
+
+    def detail(index: int) -> Candidate:
+        return _detailed(search, results[place[index]], in_full=index in in_full)
+
+    for done, candidate in enumerate(pool.map(detail, chosen), 1):
+        results[place[candidate.index]] = replace(results[place[candidate.index]], candidate=candidate)
+        tell("capacity", done, len(chosen))
 
 
 def _not_searched(shape: Shape) -> Candidate:
@@ -161,7 +174,7 @@ def _ranking(candidates: Sequence[Candidate]) -> tuple[int, ...]:
     return tuple(c.index for c in sorted((c for c in candidates if c.status == "kept"), key=key))
 
 
-def _frontier(candidates: Sequence[Candidate], ranking: Sequence[int]) -> tuple[int, ...]:
+def _frontier(candidates: Candidates, ranking: Sequence[int]) -> tuple[int, ...]:
     """Kept candidates that no other beats in both cost and latency."""
     frontier: list[int] = []
     fastest = float("inf")
@@ -186,7 +199,7 @@ def _nearest(candidates: Sequence[Candidate]) -> int | None:
     return min(tried, key=key).index
 
 
-def _detailed(search: Search, result: Result, *, on_frontier: bool, in_full: bool) -> Candidate:
+def _detailed(search: Search, result: Result, *, in_full: bool) -> Candidate:
     """A kept candidate with capacity and limits, and in full with intervals and its load curve."""
     candidate, shape, load = result.candidate, result.shape, result.load
     memory, num_replicas = shape.memory, candidate.deployment.num_replicas
@@ -204,7 +217,6 @@ def _detailed(search: Search, result: Result, *, on_frontier: bool, in_full: boo
             search.offers[candidate.deployment.gpu.name],
             None if highest is None else highest[1],
         ),
-        on_frontier=on_frontier,
         limited_by=limited_by(shape, memory, load, trial),
         load_curve=load_curve(shape, memory, load, num_replicas, highest[0]) if in_full and highest else (),
     )

@@ -135,5 +135,5 @@ def _unavailable(search: Search, gpu: GpuSpec, num_gpus: int) -> str:
         return f"{num_gpus} GPUs a replica > {largest} GPUs in the largest node offered of {gpu.name}"
     limit = search.budget.max_gpus
     if limit is not None and num_gpus > limit:
-        return f"{num_gpus} GPUs a replica > {limit} GPUs of the budget"
+        return f"{num_gpus} GPUs a replica > the budget of {limit}"
     return ""

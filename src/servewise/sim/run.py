@@ -95,6 +95,11 @@ class Outcome:
         """Whether ``max_num_seqs`` ever held anything back."""
         return bool(self.counters[:, layout.SLOTS_BOUND].any())
 
+    @property
+    def memory_bound(self) -> bool:
+        """Whether the number of KV blocks ever held anything back."""
+        return bool(self.counters[:, layout.MEMORY_BOUND].any())
+
 
 def simulate(
     workload: Workload,

@@ -82,9 +82,7 @@ class PlanMeta:
     servewise_version: str = __version__
 
 
-def plan_meta(
-    search: Search, *, name: str, input_hashes: Mapping[str, str], seeds: Mapping[str, int]
-) -> PlanMeta:
+def plan_meta(search: Search, *, name: str, input_hashes: Mapping[str, str], seeds: Mapping[str, int]) -> PlanMeta:
     """Describe what a search was asked, as of now."""
     workload = search.workload
     return PlanMeta(
@@ -219,9 +217,7 @@ def _parse(text: str) -> PlanDocument:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(
-            f"plan is damaged at {where}: {first['msg']}, found {first['input']!r:.80}"
-        ) from error
+        raise InputError(f"plan is damaged at {where}: {first['msg']}, found {first['input']!r:.80}") from error
     known = {candidate.index for candidate in parsed.candidates}
     ends = [index for index in (parsed.winner, parsed.nearest) if index is not None]
     for index in (*ends, *parsed.ranking, *parsed.frontier):
@@ -314,9 +310,7 @@ def _candidate(document: CandidateDocument, parsed: PlanDocument) -> Candidate:
     memory, summary, cost = None, None, None
     if document.memory is not None:
         origins = {name: parsed.provenance[row] for name, row in document.memory.provenance.items()}
-        memory = MemoryReport(
-            **_fields(document.memory, MemoryDocument.model_fields, "provenance"), provenance=origins
-        )
+        memory = MemoryReport(**_fields(document.memory, MemoryDocument.model_fields, "provenance"), provenance=origins)
     if document.summary is not None:
         summary = Summary(
             **_fields(document.summary, SummaryDocument.model_fields, "attainment", "percentiles"),

@@ -48,9 +48,7 @@ class Arrivals:
             raise InputError(f"cv is {self.cv}, but only gamma arrivals have one; set process: gamma")
         for duration_s, rate_rps in self.curve:
             if not (0 < duration_s < np.inf and 0 <= rate_rps < np.inf):
-                message = (
-                    f"curve step ({duration_s}, {rate_rps}); durations must be above 0 s, rates at least 0"
-                )
+                message = f"curve step ({duration_s}, {rate_rps}); durations must be above 0 s, rates at least 0"
                 raise InputError(message)
         if self.curve and not any(rate for _, rate in self.curve):
             raise InputError("every rate of the curve is 0; at least one must be above")
@@ -74,9 +72,7 @@ def draw_arrival_times(arrivals: Arrivals, num: int, rng: np.random.Generator) -
     return _at_expected(arrivals.curve, expected)
 
 
-def _at_expected(
-    curve: tuple[tuple[float, float], ...], expected: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def _at_expected(curve: tuple[tuple[float, float], ...], expected: NDArray[np.float64]) -> NDArray[np.float64]:
     """Times at which the expected number of arrivals under the repeated curve reaches ``expected``."""
     durations_s, rates_rps = np.array(curve, dtype=np.float64).T
     times_s = np.concatenate(([0.0], np.cumsum(durations_s)))

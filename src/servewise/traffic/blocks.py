@@ -61,9 +61,7 @@ def text_blocks(path: Path, *, quoted: bool, block_bytes: int = BLOCK_BYTES) -> 
                 raise TraceFormatError(message, path=str(path), line=line)
             if data[:cut].strip():
                 block = data[:cut].removeprefix(_BOM) if line == 1 else data[:cut]
-                yield TextBlock(
-                    data=block, first_line=line, is_last=len(read) < block_bytes and not data[cut:]
-                )
+                yield TextBlock(data=block, first_line=line, is_last=len(read) < block_bytes and not data[cut:])
             line += data.count(b"\n", 0, cut)
             data = data[cut:]
             if not read:

@@ -37,9 +37,7 @@ def _p99(tokens: NDArray[np.int64]) -> int:
     return int(np.partition(tokens, place)[place])
 
 
-def assume_max_tokens(
-    workload: Workload, value: int | None = None, context_tokens: int | None = None
-) -> Workload:
+def assume_max_tokens(workload: Workload, value: int | None = None, context_tokens: int | None = None) -> Workload:
     """Give each request the limit on output that a client would have declared.
 
     Parameters

@@ -18,9 +18,7 @@ def positions(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
 
 
-def canonical_prefix(
-    offsets: NDArray[np.int64], ids: NDArray[np.int64], block_size_tokens: int
-) -> PrefixBlocks:
+def canonical_prefix(offsets: NDArray[np.int64], ids: NDArray[np.int64], block_size_tokens: int) -> PrefixBlocks:
     """Make identities stand for the block and everything before it.
 
     When every id always follows the same id, ids already do. Otherwise (blocks hashed one by one) a block's
@@ -50,9 +48,7 @@ def canonical_prefix(
     return PrefixBlocks(offsets=offsets, ids=codes, num_ids=num_ids, block_size_tokens=block_size_tokens)
 
 
-def _chain(
-    offsets: NDArray[np.int64], codes: NDArray[np.int64], num_codes: int
-) -> tuple[NDArray[np.int64], int]:
+def _chain(offsets: NDArray[np.int64], codes: NDArray[np.int64], num_codes: int) -> tuple[NDArray[np.int64], int]:
     """Identities of (parent identity, code), one depth after another."""
     chained = np.empty_like(codes)
     lengths = np.diff(offsets)
@@ -77,9 +73,7 @@ def prefix_of_requests(prefix: PrefixBlocks, requests: NDArray[np.int64]) -> Pre
     lengths = np.diff(prefix.offsets)[requests]
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64, copy=False)
     ids = prefix.ids[np.repeat(prefix.offsets[requests], lengths) + positions(offsets)]
-    return PrefixBlocks(
-        offsets=offsets, ids=ids, num_ids=prefix.num_ids, block_size_tokens=prefix.block_size_tokens
-    )
+    return PrefixBlocks(offsets=offsets, ids=ids, num_ids=prefix.num_ids, block_size_tokens=prefix.block_size_tokens)
 
 
 def is_widely_used(prefix: PrefixBlocks) -> NDArray[np.bool_]:

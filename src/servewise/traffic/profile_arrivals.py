@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 __all__ = ["draw_arrivals", "fit_concentrations"]
 
 
-def fit_concentrations(
-    arrival_s: NDArray[np.float64], window_s: float, num_levels: int
-) -> list[float | None]:
+def fit_concentrations(arrival_s: NDArray[np.float64], window_s: float, num_levels: int) -> list[float | None]:
     """Concentration of the split at each scale, from whole windows down; None is infinite (binomial).
 
     Parameters

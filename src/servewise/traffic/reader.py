@@ -113,9 +113,7 @@ def _workload(path: Path, trace: TraceFormat, rows: Rows) -> Workload:
         arrival_s=arrival_s,
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        max_tokens=rows.take_int("max_tokens")
-        if is_declared
-        else assumed_limits(input_tokens, output_tokens),
+        max_tokens=rows.take_int("max_tokens") if is_declared else assumed_limits(input_tokens, output_tokens),
         max_tokens_kind="declared" if is_declared else "assumed",
         prefix=prefix,
         session=session,

@@ -20,9 +20,7 @@ RescaleMethod = Literal["thinning", "time"]
 _SHIFT_S = 60.0
 
 
-def rescale(
-    workload: Workload, rate_rps: float, *, method: RescaleMethod = "thinning", seed: int = 0
-) -> Workload:
+def rescale(workload: Workload, rate_rps: float, *, method: RescaleMethod = "thinning", seed: int = 0) -> Workload:
     """Give a workload another mean rate.
 
     Parameters

@@ -125,9 +125,7 @@ class Rows:
                 self._put(name, self._code(frame[name].filter(mask)))
         if "hash_ids" in frame.columns:
             input_tokens = tokens["input_tokens"][keep].astype(np.int64)
-            counts, ids = _full_blocks(
-                frame["hash_ids"].filter(mask), input_tokens, self.trace.block_size_tokens
-            )
+            counts, ids = _full_blocks(frame["hash_ids"].filter(mask), input_tokens, self.trace.block_size_tokens)
             self._put("num_blocks", counts)
             self._put("hash_ids", ids)
         self.num_rows += num_kept

@@ -203,9 +203,7 @@ def _prompts(
     return prompts
 
 
-def _draw_groups(
-    prompts: SystemPrompts | None, num_sessions: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
+def _draw_groups(prompts: SystemPrompts | None, num_sessions: int, rng: np.random.Generator) -> NDArray[np.int64]:
     if prompts is None:
         return np.zeros(num_sessions, dtype=np.int64)
     weights = np.arange(1, prompts.num_groups + 1, dtype=np.float64) ** -prompts.zipf_exponent

@@ -210,9 +210,7 @@ def _explain_json(path: Path, trace: TraceFormat, schema: dict[str, pl.DataType]
         for column in trace.columns.values():
             value = record.get(column)
             if value is not None and not _has_type(value, schema[column]):
-                message = (
-                    f"{column!r} is {json.dumps(value)[:60]}; it must be {_TYPE_NAMES[type(schema[column])]}"
-                )
+                message = f"{column!r} is {json.dumps(value)[:60]}; it must be {_TYPE_NAMES[type(schema[column])]}"
                 raise TraceFormatError(message, path=str(path), line=line)
 
 
@@ -257,9 +255,7 @@ def _parquet_tables(path: Path, trace: TraceFormat, names: Sequence[str]) -> Ite
         try:
             frame = scan.slice(row, _PARQUET_ROWS).collect()
         except pl.exceptions.PolarsError as error:
-            raise TraceFormatError(
-                f"damaged Parquet: {str(error).splitlines()[0]}", path=str(path)
-            ) from error
+            raise TraceFormatError(f"damaged Parquet: {str(error).splitlines()[0]}", path=str(path)) from error
         if not frame.height:
             return
         yield _ParquetTable(frame, path, row)

@@ -8,6 +8,7 @@ from servewise.types.perf import MemoryReport, StepModel, StepTable
 from servewise.types.plan import (
     Budget,
     Candidate,
+    Candidates,
     CandidateStatus,
     Cost,
     Effort,
@@ -26,6 +27,7 @@ __all__ = [
     "Budget",
     "Candidate",
     "CandidateStatus",
+    "Candidates",
     "Cost",
     "Deployment",
     "Effort",

@@ -17,6 +17,7 @@ __all__ = [
     "Budget",
     "Candidate",
     "CandidateStatus",
+    "Candidates",
     "Cost",
     "Effort",
     "LoadPoint",
@@ -179,6 +180,10 @@ class Candidate:
     warnings: tuple[str, ...] = ()
 
 
+Candidates = Sequence[Candidate] | Mapping[int, Candidate]
+"""Candidates by their index."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The answer.
@@ -220,12 +225,10 @@ class Plan:
         return best_of_each(self.candidates, self.ranking)
 
 
-def best_of_each(candidates: Sequence[Candidate], ranking: Sequence[int]) -> tuple[int, ...]:
+def best_of_each(candidates: Candidates, ranking: Sequence[int]) -> tuple[int, ...]:
     """The first of a ranking of every model, engine, GPU, precision and parallelism."""
     best: dict[tuple[object, ...], int] = {}
     for index in ranking:
         d = candidates[index].deployment
-        best.setdefault(
-            (d.model.name, d.engine, d.engine_version, d.gpu.name, d.precision, d.parallelism), index
-        )
+        best.setdefault((d.model.name, d.engine, d.engine_version, d.gpu.name, d.precision, d.parallelism), index)
     return tuple(best.values())
