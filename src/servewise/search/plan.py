@@ -124,19 +124,20 @@ def _search_all(
     *,
     prune: bool,
 ) -> None:
-    """Search all families into ``results``, those that could be cheapest first, a wave at a time."""
+    """Search all families into ``results``, the promising ones first, a wave at a time."""
     tell("step tables", 0, 1)
     waiting = families(search, shapes)
     tell("step tables", 1, 1)
 
-    def could_cost(family: Family) -> tuple[float, int]:
-        least = min(
-            least_cost(search, shape, load, bound.num_replicas)
+    def promising(family: Family) -> tuple[float, int]:
+        """Fleets that may be both cheap and fast come first: they rule out most of the others."""
+        best = min(
+            least_cost(search, shape, load, bound.num_replicas) * bound.latency_s
             for shape, load, bound in zip(family.shapes, family.loads, family.bounds, strict=True)
         )
-        return least, family.shapes[0].index
+        return best, family.shapes[0].index
 
-    waiting.sort(key=could_cost)
+    waiting.sort(key=promising)
     for start in range(0, len(waiting), WAVE):
         known = [
             Point(usd_per_mtok=r.candidate.cost.usd_per_mtok_output_at_load, latency_s=r.candidate.latency_s)
