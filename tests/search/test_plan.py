@@ -155,6 +155,12 @@ def test_the_nearest_is_named_when_the_budget_is_too_small(make_search: Make) ->
     assert nearest.summary.attainment.value < 0.99
 
 
+def test_every_candidate_is_simulated_or_pruned_for_a_reason(found: Plan) -> None:
+    assert found.num_simulated + sum(found.pruned_by_reason.values()) == len(found.candidates)
+    assert all(c.reason for c in found.candidates if c.status != "kept")
+    assert all(not c.reason for c in found.candidates if c.status == "kept")
+
+
 def test_low_effort_means_one_replica(make_search: Make) -> None:
     found = plan(make_search(max_effort="low"))
     assert found.winner is not None

@@ -201,7 +201,7 @@ def _rejected(report: PlanReport) -> list[RenderableType]:
         table.add_row(f"{rejection.num_candidates}", _line(text))
     if len(found) > NUM_REJECTIONS:
         rest = found[NUM_REJECTIONS:]
-        table.add_row(f"{sum(r.num_candidates for r in rest)}", f"for {len(rest)} other kinds of reason")
+        table.add_row(f"{sum(r.num_candidates for r in rest)}", f"for {words.count(len(rest), 'other kind')} of reason")
     total = sum(r.num_candidates for r in found)
     return [
         _heading(f"Turned down: {total:,} of {len(report.plan.candidates):,} candidates"),

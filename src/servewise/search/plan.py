@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,12 +15,15 @@ from servewise.search.families import Family, Point, Result, families, least_cos
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.shapes import Shape, enumerate_shapes
+from servewise.sim import is_compiled
 from servewise.types import Candidate, Candidates, Plan, Search, best_of_each
 
 __all__ = ["Progress", "plan"]
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, the steps done and the steps in all."""
+
+COMPILING = "compiling the simulator, once on this machine"
 
 WAVE = 4
 """Families searched between two updates of what is known. A fixed number, so that the outcome does not depend
@@ -68,14 +71,15 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
     frontier = _frontier(candidates, ranking)
     for index in frontier:
         candidates[index] = replace(candidates[index], on_frontier=True)
+    simulated = {r.candidate.index for r in results if r.num_requests_simulated}
     return Plan(
         candidates=tuple(candidates),
         winner=ranking[0] if ranking else None,
         ranking=ranking,
         frontier=frontier,
         nearest=None if ranking else _nearest(candidates),
-        pruned_by_reason=_pruned(candidates),
-        num_simulated=sum(r.demand is not None for r in results),
+        pruned_by_reason=_pruned(candidates, simulated),
+        num_simulated=len(simulated),
         num_simulated_requests=sum(r.num_requests_simulated for r in results),
         wall_s=time.perf_counter() - started,
         complete=complete,
@@ -138,6 +142,9 @@ def _search_all(
         return best, family.shapes[0].index
 
     waiting.sort(key=promising)
+    compiling = not is_compiled()
+    if compiling:
+        tell(COMPILING, 0, 1)
     for start in range(0, len(waiting), WAVE):
         known = [
             Point(usd_per_mtok=r.candidate.cost.usd_per_mtok_output_at_load, latency_s=r.candidate.latency_s)
@@ -150,18 +157,16 @@ def _search_all(
 
         for found in pool.map(run, waiting[start : start + WAVE]):
             results += found
+        if compiling and start == 0:
+            tell(COMPILING, 1, 1)
         tell("fleets", min(start + WAVE, len(waiting)), len(waiting))
 
 
-def _pruned(candidates: Sequence[Candidate]) -> dict[str, int]:
+def _pruned(candidates: Sequence[Candidate], simulated: Set[int]) -> dict[str, int]:
     """Candidates that were settled without a simulation of their own, by the reason."""
-    reasons: Counter[str] = Counter()
-    for candidate in candidates:
-        if candidate.status in ("infeasible", "dominated", "same_schedule"):
-            reasons[candidate.status] += 1
-        elif candidate.status == "broken" and candidate.summary is None:
-            reasons["hopeless"] += 1
-    return dict(reasons)
+    reasons = Counter(c.status for c in candidates if c.index not in simulated)
+    words = {"broken": "hopeless"}
+    return {words.get(status, status): num for status, num in reasons.items()}
 
 
 def _ranking(candidates: Sequence[Candidate]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """Simulation of a deployment on a workload."""
 
+from servewise.kernel import is_compiled
 from servewise.sim.pack import Packed, pack_requests
 from servewise.sim.run import Outcome, run, simulate, to_log
 
-__all__ = ["Outcome", "Packed", "pack_requests", "run", "simulate", "to_log"]
+__all__ = ["Outcome", "Packed", "is_compiled", "pack_requests", "run", "simulate", "to_log"]
