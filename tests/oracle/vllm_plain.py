@@ -234,6 +234,9 @@ class Engine:
             live = row.live
             if live.finished or not row.samples:  # finished: this was its wasted row
                 continue
+            if live in self.running:  # what the next step computes is not known yet
+                planned = sum(other.tokens for other in self.planned if other.live is live)
+                self._hash_blocks(live, live.computed - planned)
             live.in_flight -= 1
             live.generated += 1
             if live.generated == 1:
@@ -338,19 +341,17 @@ class Engine:
         rows.append(row)
         live.computed += tokens
         live.in_flight += row.samples
-        if self.params.enable_prefix_caching:
-            self._hash_full_blocks(live)
+        # tokens that are still being sampled have no identity yet
+        self._hash_blocks(live, min(live.computed, live.request.input_tokens + live.generated))
 
     # ---------------------------------------------------------------- blocks
 
-    def _hash_full_blocks(self, live: Live) -> None:
-        """Make the blocks findable that its computed tokens fill."""
-        # The last output token is never computed, or only by a wasted row, which hashes nothing.
-        last = live.request.input_tokens + live.request.output_tokens - 1
-        num_full = min(live.computed, last) // self.params.block_size_tokens
-        for index in range(live.num_hashed, num_full):
-            self.pool.set_hash(live.blocks[index], live.identity(index))
-            live.num_hashed = index + 1
+    def _hash_blocks(self, live: Live, num_tokens: int) -> None:
+        """Make the blocks findable that its first ``num_tokens`` tokens fill."""
+        if self.params.enable_prefix_caching:
+            for index in range(live.num_hashed, num_tokens // self.params.block_size_tokens):
+                self.pool.set_hash(live.blocks[index], live.identity(index))
+                live.num_hashed = index + 1
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.params.block_size_tokens)

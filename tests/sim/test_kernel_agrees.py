@@ -37,6 +37,11 @@ def test_one_replica(profile: Profile, fast_forward: bool) -> None:
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}
 
 
+def test_blocks_are_taken_before_a_victim_gives_up_its_own() -> None:
+    """The rows ahead of the one that fails reuse cached blocks that a careless order would have kept."""
+    assert_agrees(seeded_case(69, "prefix", 40))
+
+
 @some
 @given(case=cases(), fast_forward=st.booleans())
 def test_one_replica_on_any_case(case: Case, fast_forward: bool) -> None:

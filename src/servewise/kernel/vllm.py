@@ -126,14 +126,14 @@ def _record_gap(rec: Recorder, first: float, increment: float, steps: int, weigh
 
 
 @compiled
-def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step: int, shift: int) -> None:
-    """Give running rows' filled blocks their identity where the trace names the output."""
+def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step: int, lag: int, shift: int) -> None:
+    """Give the blocks that running rows have filled with known tokens their identity, where the trace names it."""
     for i in range(top):
         r = rep.running[i]
         if r >= 0 and (rep.state[r] == lo.DECODING or rep.state[r] == lo.ENDED_BY_STOP):
             whole = req.input_tokens[r] + req.output_tokens[r] - 1
-            scheduled = whole - (rep.finish_step[r] - step) + 1
-            hash_blocks(px, r, min(scheduled, whole) >> shift)
+            known = whole - (rep.finish_step[r] - step) + 1 - lag
+            hash_blocks(px, r, min(known, whole) >> shift)
 
 
 @compiled
@@ -230,9 +230,16 @@ def advance(
             status = lo.PREEMPTED
             break
         preempting = False
-        while demand + chunk_blocks > free:
+        granted = 0
+        while demand + chunk_blocks - granted > free:
             preempting = True
             memory_bound = 1
+            # rows ahead of the one that fails have taken their blocks before the victim gives up its own
+            ahead = min(demand - granted, free)
+            granted += ahead
+            free -= ahead
+            if caching and ahead > 0:
+                take_blocks(px, ahead)
             preemptions += 1
             while rep.running[top - 1] < 0:
                 top -= 1
@@ -246,11 +253,11 @@ def advance(
                 chunk = 0
                 chunk_blocks = 0
             else:
-                whole = req.input_tokens[r] + req.output_tokens[r] - 1
-                length = whole
-                if rep.state[r] == lo.DECODING:
-                    length = whole - (rep.finish_step[r] - step)
-                free += _release(px, caching, r, length, length, rep.state[r] != lo.DECODING, shift)
+                emitted = req.output_tokens[r] - (rep.finish_step[r] - step)
+                length = req.input_tokens[r] + emitted - 1
+                # the token that its running step samples is not known yet, so neither is its last input's block
+                known = length - lag if emitted > rep.generated[r] + 1 else length
+                free += _release(px, caching, r, length, known, rep.state[r] != lo.DECODING, shift)
                 if rep.state[r] != lo.ENDED_BY_LENGTH:
                     rows -= 1
                     context -= length + 1
@@ -261,7 +268,7 @@ def advance(
                 if rep.state[r] != lo.DECODING:
                     rep.state[r] = lo.GONE
                     continue
-                rep.generated[r] = req.output_tokens[r] - (rep.finish_step[r] - step)
+                rep.generated[r] = emitted
                 rep.last_emit[r] = now
                 _unlink(rep, r, rep.finish_step[r] & ring_mask)
             rep.state[r] = lo.WAITING
@@ -276,11 +283,11 @@ def advance(
                     next_finish = far
         elif preempting:
             next_finish = far
-        free -= demand + chunk_blocks
-        if caching and demand + chunk_blocks > 0:
-            take_blocks(px, demand + chunk_blocks)
-        if names_output and rep.phase[(step + 1) & phase_mask] > 0:
-            _hash_named_outputs(rep, req, px, top, step, shift)
+        free -= demand + chunk_blocks - granted
+        if caching and demand + chunk_blocks > granted:
+            take_blocks(px, demand + chunk_blocks - granted)
+        if names_output and rep.phase[(step + 1 - lag) & phase_mask] > 0:
+            _hash_named_outputs(rep, req, px, top, step, lag, shift)
         budget = eng.max_num_batched_tokens - rows - chunk
         num_prefilled = 0
         prefill_tokens = chunk
@@ -442,7 +449,7 @@ def advance(
                     count = 1 + _steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
                 if names_output:  # blocks that fill up get their identity in the plan of that very step
                     silent = 1
-                    while silent < count and rep.phase[(step + 1 + silent) & phase_mask] == 0:
+                    while silent < count and rep.phase[(step + 1 - lag + silent) & phase_mask] == 0:
                         silent += 1
                     count = silent
                 if count > 1 and not blocked:
