@@ -291,7 +291,9 @@ def _warnings(service: Service, asked: Search) -> list[str]:
     warnings = []
     if service.skipped_engines:
         warnings.append(f"not yet simulated, and skipped: {', '.join(service.skipped_engines)}")
-    if asked.workload.max_tokens_kind == "assumed":
+    if service.traffic.max_tokens is not None:
+        warnings.append(f"clients are assumed to declare max_tokens {service.traffic.max_tokens}, as the service says")
+    elif asked.workload.max_tokens_kind == "assumed":
         warnings.append("the trace does not declare max_tokens; the 99th percentile of its outputs is assumed")
     if asked.workload.prefix is None:
         warnings.append("shared prefixes are unknown for this traffic; no prefix-cache hits are counted")
@@ -313,9 +315,9 @@ def _provenance(asked: Search, candidate: Candidate) -> dict[str, Provenance]:
     if candidate.memory is not None:
         origins |= {f"memory {name}": origin for name, origin in candidate.memory.provenance.items()}
     origins |= {f"step time {name}": origin for name, origin in step_model(deployment).provenance.items()}
-    prices = asked.offers.get(deployment.gpu.name, ())
-    if prices:
-        origins["price"] = prices[0].provenance
+    for offer in asked.offers.get(deployment.gpu.name, ()):
+        if candidate.cost is not None and candidate.cost.price_source.startswith(f"{offer.provider}: "):
+            origins[f"price of {offer.num_gpus}"] = offer.provenance
     return origins
 
 

@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from servewise import traffic
+from servewise import catalog, quality, traffic
 from servewise.errors import InputError
 from servewise.metrics import broken
 from servewise.perf import step_model
 from servewise.search import plan
 from servewise.sim import simulate, to_log
-from servewise.types import Budget, Candidate, Plan, Promise, RequestLog, Search
+from servewise.types import Budget, Candidate, Plan, Promise, RequestLog, Router, Search, Workload
 
 from .conftest import Make
 
@@ -159,6 +159,34 @@ def test_every_candidate_is_simulated_or_pruned_for_a_reason(found: Plan) -> Non
     assert found.num_simulated + sum(found.pruned_by_reason.values()) == len(found.candidates)
     assert all(c.reason for c in found.candidates if c.status != "kept")
     assert all(not c.reason for c in found.candidates if c.status == "kept")
+
+
+def test_prompts_beyond_every_context_are_no_crash(make_search: Make, chat: Workload) -> None:
+    huge = replace(chat, input_tokens=np.full(chat.num_requests, 200_000))
+    for promise in (Promise(ttft_s=1.0), Promise(), Promise(deadline_s=1e6)):
+        none = plan(make_search(workload=huge, gpus=("H100-SXM-80GB",), promise=promise))
+        assert none.winner is None
+        assert {c.status for c in none.candidates} <= {"broken", "infeasible", "same_schedule"}
+        assert all(c.reason for c in none.candidates)
+
+
+def test_sliding_windows_with_one_long_request(make_search: Make, chat: Workload) -> None:
+    inputs = chat.input_tokens.copy()
+    inputs[7] = 14_000
+    model = catalog.get_model("google/gemma-3-27b-it")
+    search = make_search(workload=replace(chat, input_tokens=inputs), gpus=("A100-SXM-40GB",))
+    precisions = quality.precision_choices(model, catalog.supported_precisions(search.gpus[0]), 99.0)
+    found = plan(replace(search, models=(model,), precisions={model.name: precisions}))
+    assert found.winner is not None
+    assert any("at the mean context, less than one request" in c.reason for c in found.candidates)
+
+
+@pytest.mark.parametrize("router", ["least_requests", "prefix_aware"])
+def test_routers_without_a_budget(make_search: Make, router: Router) -> None:
+    search = make_search(gpus=("L40S-48GB",), budget=Budget(), router=router, max_effort="high")
+    found = plan(replace(search, promise=Promise(ttft_s=0.35, tpot_s=0.02, attainment=0.99)))
+    assert found.winner is not None
+    assert found.candidates[found.winner].deployment.router == router
 
 
 def test_low_effort_means_one_replica(make_search: Make) -> None:

@@ -171,9 +171,7 @@ def test_a_fleet_that_was_jumped_over_is_not_given_up(
     def fake(_shape: object, _memory: object, load: fleet.Load, num_replicas: int) -> fleet.Trial:
         tried.append(num_replicas)
         outcome = FakeOutcome(load.workload.num_requests if num_replicas >= 9 else 1)
-        return fleet.Trial(
-            num_replicas=num_replicas, kept=num_replicas >= 9, num_bad=0, stopped=num_replicas < 9, outcome=outcome
-        )
+        return fleet.Trial(num_replicas=num_replicas, kept=num_replicas >= 9, stopped=num_replicas < 9, outcome=outcome)
 
     monkeypatch.setattr(fleet, "try_fleet", fake)
     load = fleet.Load(workload=workloads[0], promise=Promise(), rule=None, packed=None, step_model=None)
@@ -188,7 +186,7 @@ def test_a_fleet_that_was_jumped_over_is_not_given_up(
 class FakeOutcome:
     """A run of which only the number of finished requests matters."""
 
-    peak_running = peak_kv_blocks = peak_batched_tokens = 1
+    peak_running = needed_kv_blocks = peak_batched_tokens = 1
     slots_bound = budget_bound = memory_bound = False
 
     def __init__(self, num_simulated: int) -> None:

@@ -177,6 +177,7 @@ def advance(
     budget_bound = ints[lo.BUDGET_BOUND]
     slots_bound = ints[lo.SLOTS_BOUND]
     memory_bound = ints[lo.MEMORY_BOUND]
+    peak_gate = ints[lo.PEAK_GATE]
     now = floats[lo.NOW]
     last_start = floats[lo.LAST_START]
     mixed_time = floats[lo.MIXED_TIME]
@@ -325,10 +326,12 @@ def advance(
                 done = hit << shift
                 chunk = min(known - done, budget)
                 gate = known if eng.reserve_full != 0 else done + chunk
-                if _blocks(gate, shift) - hit + hit_free > free:
+                needed = _blocks(gate, shift) - hit + hit_free
+                if needed > free:
                     memory_bound = 1
                     blocked = True
                     break
+                peak_gate = max(peak_gate, eng.num_blocks - free + needed)
                 if num_preempted > 0:
                     num_preempted -= 1
                 else:
@@ -589,6 +592,7 @@ def advance(
     ints[lo.BUDGET_BOUND] = budget_bound
     ints[lo.SLOTS_BOUND] = slots_bound
     ints[lo.MEMORY_BOUND] = memory_bound
+    ints[lo.PEAK_GATE] = peak_gate
     floats[lo.NOW] = now
     floats[lo.LAST_START] = last_start
     floats[lo.MIXED_TIME] = mixed_time

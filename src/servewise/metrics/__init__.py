@@ -5,7 +5,7 @@
 
 from servewise.metrics.check import broken
 from servewise.metrics.itl import itl_percentiles
-from servewise.metrics.latency import attainment, count_good, e2e_s, good, tpot_s, ttft_s, ttft_sent_s
+from servewise.metrics.latency import attainment, count_good, e2e_s, finished, good, tpot_s, ttft_s, ttft_sent_s
 from servewise.metrics.summary import PERCENTILES, summarize
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "broken",
     "count_good",
     "e2e_s",
+    "finished",
     "good",
     "itl_percentiles",
     "summarize",

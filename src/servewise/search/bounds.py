@@ -106,6 +106,8 @@ def bounds(packed: Packed, table: StepTable, promise: Promise, rule: StopRule | 
     knows_prefix : bool
         Whether prompts may be served from a prefix cache.
     """
+    if not len(packed.requests.arrival):
+        return Bounds(num_replicas=1, num_hopeless=packed.num_rejected, latency_s=float("inf"))
     inputs = packed.requests.input_tokens.astype(np.float64)
     outputs = packed.requests.output_tokens.astype(np.float64)
     prompts = np.ones_like(inputs) if knows_prefix else inputs

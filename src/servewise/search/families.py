@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,9 @@ from servewise.engines import vllm
 from servewise.perf import step_model
 from servewise.search.bounds import Bounds, bounds, stop_rule
 from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, summary_of, try_fleet
-from servewise.search.limits import broken_reason
+from servewise.search.limits import broken_reason, replicas
 from servewise.search.shapes import Shape
-from servewise.sim import Packed, pack_requests
+from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, pack_requests
 from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel, StepTable
 
 __all__ = ["Family", "Point", "Result", "families", "least_cost", "least_hopeless", "search_family"]
@@ -115,6 +116,8 @@ def least_cost(search: Search, shape: Shape, load: Load, num_replicas: int) -> f
         num_replicas, shape.deployment.parallelism.num_gpus, search.offers[shape.deployment.gpu.name]
     )
     tokens = float(load.packed.requests.output_tokens.sum())
+    if not tokens:
+        return math.inf
     return usd_per_h / 3600 * load.workload.span_s / tokens * 1e6
 
 
@@ -125,6 +128,9 @@ def most_replicas(search: Search, deployment: Deployment) -> tuple[int, str]:
     num_gpus = deployment.parallelism.num_gpus
     limit = search.budget.max_gpus
     most, why = MAX_GPUS // num_gpus, f"no more than {MAX_GPUS} GPUs are tried"
+    if search.router == "prefix_aware" and most > MAX_PREFIX_AWARE_REPLICAS - 1:
+        most = MAX_PREFIX_AWARE_REPLICAS - 1
+        why = f"the prefix_aware router is simulated for at most {MAX_PREFIX_AWARE_REPLICAS} replicas"
     if limit is not None and limit // num_gpus <= most:
         most, why = limit // num_gpus, f"the budget of {limit} GPU{'s' * (limit != 1)}"
     usd_per_h = search.budget.usd_per_h
@@ -254,10 +260,12 @@ def _simulated(
     assert memory is not None  # noqa: S101 (members of a family fit in memory)
     if load.rule is not None and bound.num_hopeless > load.rule.max_bad:
         share = bound.num_hopeless / search.workload.num_requests
-        return _verdict(shape, load, bound, "broken", f"{share:.1%} of requests miss a limit even on an idle replica")
+        return _verdict(
+            shape, load, bound, "broken", f"{share:.1%} of requests are refused or miss a limit even on an idle replica"
+        )
     most, why_no_more = most_replicas(search, shape.deployment)
     if bound.num_replicas > most:
-        work = f"the work needs at least {bound.num_replicas} replicas > {most} ({why_no_more})"
+        work = f"the work needs at least {replicas(bound.num_replicas)} > {most} ({why_no_more})"
         return _verdict(shape, load, bound, "broken", work)
 
     def worth(num_replicas: int) -> bool:
@@ -275,17 +283,19 @@ def _simulated(
         return not _beaten(siblings, dollars, latency_s(log, search.promise))
 
     fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth, matters=matters)
-    if not fleet.worth_more or fleet.trial is None:
+    if fleet.beaten or fleet.trial is None:
         dollars = least_cost(search, shape, load, fleet.num_replicas)
         reason = f"at least ${dollars:.3f} per Mtok output and {bound.latency_s:.1f} s of E2E; another fleet beats both"
         if fleet.trial is not None and fleet.trial.kept:
-            reason = f"{fleet.num_replicas} replicas keep the promise, but other settings are cheaper and faster"
+            reason = f"{replicas(fleet.trial.num_replicas)} would do, but other settings are cheaper and faster"
         verdict = _verdict(shape, load, bound, "dominated", reason)
         return replace(verdict, num_requests_simulated=fleet.num_requests_simulated)
     trial, num_simulated = fleet.trial, fleet.num_requests_simulated
     if trial.stopped:
         trial = try_fleet(shape, memory, load, trial.num_replicas, stop=False)
         num_simulated += trial.outcome.num_simulated
+    if trial.kept and not fleet.found:
+        why_no_more = f"{replicas(trial.num_replicas)} keep the promise, but one more breaks it"
     candidate = _finished(search, shape, load, trial, why_no_more=None if fleet.found else why_no_more)
     return Result(
         candidate=candidate,

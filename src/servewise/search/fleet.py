@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,8 +19,8 @@ GROWTH = 1.25
 EARLY_FRAC = 0.25
 """A fleet that breaks the promise within this share of the requests is far too small: the next one tried is
 ``GROWTH`` times as large."""
-TRIES_FROM_BELOW = 4
-"""After so many fleets the largest one is tried: if it breaks the promise, none is taken to keep it."""
+NUM_SMALL_STEPS = 4
+"""After so many fleets the next is twice as large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,6 @@ class Trial:
     ----------
     num_replicas : int
     kept : bool
-    num_bad : int
-        Requests that missed the joint limits; of a run that was stopped early, those seen until then.
     stopped : bool
         The run ended as soon as the promise was broken.
     outcome : Outcome
@@ -40,7 +38,6 @@ class Trial:
 
     num_replicas: int
     kept: bool
-    num_bad: int
     stopped: bool
     outcome: Outcome
 
@@ -69,18 +66,18 @@ class Fleet:
         The smallest fleet that keeps the promise with one replica more and breaks it with one less; when there
         is none, the largest that was tried; None when none was.
     found : bool
-    worth_more : bool
-        False when the search ended because no larger fleet could matter.
+    beaten : bool
+        The search ended because neither this nor a larger fleet could matter.
     demand : Demand or None
         Of all the runs that decided.
     num_replicas : int
-        Where the search ended.
+        The smallest fleet not known to break the promise.
     num_requests_simulated : int
     """
 
     trial: Trial | None
     found: bool
-    worth_more: bool
+    beaten: bool
     demand: Demand | None
     num_replicas: int
     num_requests_simulated: int
@@ -119,7 +116,7 @@ def try_fleet(shape: Shape, memory: MemoryReport, load: Load, num_replicas: int,
         kept = outcome.num_bad <= rule.max_bad
     else:
         kept = not outcome.broken and not broken(to_log(load.workload, outcome), load.promise)
-    return Trial(num_replicas=num_replicas, kept=kept, num_bad=outcome.num_bad, stopped=outcome.broken, outcome=outcome)
+    return Trial(num_replicas=num_replicas, kept=kept, stopped=outcome.broken, outcome=outcome)
 
 
 def find_fleet(
@@ -132,10 +129,11 @@ def find_fleet(
     worth: Callable[[int], bool],
     matters: Callable[[Trial], bool],
 ) -> Fleet:
-    """Find the smallest fleet N that keeps the promise while N - 1 breaks it and N + 1 keeps it.
+    """Find a fleet N that keeps the promise while N - 1 breaks it and N + 1 keeps it.
 
-    Attainment need not grow with every replica, so the neighbours are simulated, not assumed. The way up from
-    ``fewest`` is the same whatever is known of other shapes, and cheap: a run ends when it has broken the promise.
+    From ``fewest`` upwards, in growing steps, to a fleet that keeps the promise; then down between it and the
+    largest known to break it. Attainment need not grow with every replica, so the neighbours are simulated, not
+    assumed. The way is the same whatever is known of other shapes: that can only end it.
 
     Parameters
     ----------
@@ -143,54 +141,67 @@ def find_fleet(
     fewest, most : int
         Fleet sizes to consider; below ``fewest`` the promise is known to be broken.
     worth : callable
-        Whether a fleet of so many replicas could still matter; the search ends at the first that cannot.
+        Whether a fleet of so many replicas could still matter; the search ends when the smallest left cannot.
     matters : callable
         Whether a fleet that keeps the promise, or a larger one, could still matter; if not, the search ends there.
     """
     trials: dict[int, Trial] = {}
 
     def kept(num_replicas: int) -> bool:
-        if num_replicas < fewest:
-            return False
         if num_replicas not in trials:
             trials[num_replicas] = try_fleet(shape, memory, load, num_replicas)
         return trials[num_replicas].kept
 
-    size = fewest
+    size, largest_broken = fewest, fewest - 1
     found = beaten = False
-    while size <= most and worth(size):
-        if kept(size):
-            while kept(size - 1):
-                size -= 1
-            if not matters(trials[size]):
-                beaten = True
-                break
-            if kept(size + 1):
-                found = True
-                break
-            size += 2
-        elif len(trials) == TRIES_FROM_BELOW and not kept(most):
+    while size <= most and not found:
+        if not worth(largest_broken + 1):
+            beaten = True
             break
-        elif size < most and trials[size].outcome.num_simulated < EARLY_FRAC * load.workload.num_requests:
-            size = min(most, max(size + 1, int(size * GROWTH)))
-        else:
-            size += 1
+        if not kept(size):
+            largest_broken = size
+            size = _next_size(trials, size, most, load)
+            continue
+        while size - largest_broken > 1:
+            middle = (size + largest_broken) // 2
+            if kept(middle):
+                size = middle
+            else:
+                largest_broken = middle
+        if not matters(trials[size]):
+            beaten = True
+            break
+        found = kept(size + 1)
+        if not found:
+            largest_broken = size + 1
+            size += 2
     tried = [n for n in trials if n <= most]
-    trial = trials[size] if found else trials[max(tried)] if tried else None
     return Fleet(
-        trial=trial,
+        trial=trials[size] if found or (beaten and size in trials) else trials[max(tried)] if tried else None,
         found=found,
-        worth_more=not beaten and (found or size > most or most in trials),
+        beaten=beaten,
         demand=_demand([t.outcome for t in trials.values()]) if trials else None,
-        num_replicas=size,
+        num_replicas=largest_broken + 1,
         num_requests_simulated=sum(t.outcome.num_simulated for t in trials.values()),
     )
+
+
+def _next_size(trials: Mapping[int, Trial], size: int, most: int, load: Load) -> int:
+    """Fleet size to try after one that broke the promise: larger by one, by a share, or twice as large."""
+    if size == most:
+        return most + 1
+    step = 1.0
+    if trials[size].outcome.num_simulated < EARLY_FRAC * load.workload.num_requests:
+        step = GROWTH
+    if len(trials) >= NUM_SMALL_STEPS:
+        step = 2.0
+    return min(most, max(size + 1, int(size * step)))
 
 
 def _demand(outcomes: Sequence[Outcome]) -> Demand:
     peak_seqs = max(o.peak_running for o in outcomes)
     peak_tokens = max(o.peak_batched_tokens for o in outcomes)
-    peak_blocks = max(o.peak_kv_blocks for o in outcomes)
+    peak_blocks = max(o.needed_kv_blocks for o in outcomes)
     return Demand(
         num_seqs=None if any(o.slots_bound for o in outcomes) else peak_seqs,
         num_batched_tokens=None if any(o.budget_bound for o in outcomes) else peak_tokens,

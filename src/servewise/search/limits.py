@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from servewise.kernel import layout
-from servewise.metrics import e2e_s, tpot_s, ttft_s
+from servewise.metrics import e2e_s, finished, tpot_s, ttft_s
 from servewise.perf import explain
 from servewise.search.fleet import Load, Trial, try_fleet
 from servewise.search.shapes import Shape
 from servewise.sim import Outcome, to_log
 from servewise.types import MemoryReport, Promise, RequestLog, Summary
 
-__all__ = ["broken_reason", "limited_by"]
+__all__ = ["broken_reason", "limited_by", "replicas"]
 
 GROUPS = {
     "compute": ("compute", "prefill_attention", "head"),
@@ -36,19 +36,22 @@ def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> 
         return first
     fewer = try_fleet(shape, memory, load, trial.num_replicas - 1, stop=False)
     missed = _missed(to_log(load.workload, fewer.outcome), load.promise)
-    return f"{first}; with {_replicas(trial.num_replicas - 1)} {missed}" if missed else first
+    return f"{first}; with {replicas(trial.num_replicas - 1)} {missed}" if missed else first
 
 
 def broken_reason(trial: Trial, load: Load, summary: Summary, why_no_more: str) -> str:
     """Why no fleet of a shape keeps the promise: how far off, and whether it cannot even keep up."""
     offered_rps = load.workload.num_requests / max(load.workload.span_s, 1e-9)
-    reason = f"{'; '.join(summary.broken)} with {_replicas(trial.num_replicas)} ({why_no_more})"
+    if summary.promise_kept:
+        return why_no_more
+    reason = f"{'; '.join(summary.broken)} with {replicas(trial.num_replicas)} ({why_no_more})"
     if load.workload.span_s > 0 and summary.drain_s > 0.1 * load.workload.span_s:
         return f"saturated: serves {summary.throughput_rps:.2f} of {offered_rps:.2f} requests/s; {reason}"
     return reason
 
 
-def _replicas(num: int) -> str:
+def replicas(num: int) -> str:
+    """A number of replicas in words."""
     return "1 replica" if num == 1 else f"{num} replicas"
 
 
@@ -86,7 +89,8 @@ def _missed(log: RequestLog, promise: Promise) -> str:
     worst, share = "", 0.0
     for name, limit, values in columns:
         if limit is not None:
-            missed = float(np.mean(~(np.isnan(values) | (values <= limit))))
+            # a finished request of one token has no TPOT to miss
+            missed = float(np.mean(~((values <= limit) | (np.isnan(values) & finished(log)))))
             if missed > share:
                 worst, share = name, missed
     return f"{share:.1%} of requests would miss {worst}" if worst else ""

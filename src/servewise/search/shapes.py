@@ -114,13 +114,20 @@ def _settings(
                 router=search.router,
             )
             report = memory(deployment, mean_tokens)
+            too_long = ""
+            if report.fits and report.kv_capacity_tokens < context_tokens:
+                # only with sliding windows, whose longest request takes less memory than its tokens suggest
+                too_long = (
+                    f"the KV cache holds {report.kv_capacity_tokens} tokens at the mean context, less than one request "
+                    f"of max_model_len {context_tokens}, which is not simulated"
+                )
             shapes.append(
                 Shape(
                     index=first_index + len(shapes),
                     deployment=deployment,
                     memory=report,
                     precision=choice,
-                    reason=unavailable or report.reason,
+                    reason=unavailable or report.reason or too_long,
                 )
             )
     return shapes

@@ -1,7 +1,17 @@
 """Simulation of a deployment on a workload."""
 
 from servewise.kernel import is_compiled
+from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
 from servewise.sim.pack import Packed, pack_requests
 from servewise.sim.run import Outcome, run, simulate, to_log
 
-__all__ = ["Outcome", "Packed", "is_compiled", "pack_requests", "run", "simulate", "to_log"]
+__all__ = [
+    "MAX_PREFIX_AWARE_REPLICAS",
+    "Outcome",
+    "Packed",
+    "is_compiled",
+    "pack_requests",
+    "run",
+    "simulate",
+    "to_log",
+]

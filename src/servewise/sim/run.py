@@ -96,6 +96,11 @@ class Outcome:
         return bool(self.counters[:, layout.SLOTS_BOUND].any())
 
     @property
+    def needed_kv_blocks(self) -> int:
+        """Fewest blocks with which a replica would have run the same, if memory never held anything back."""
+        return max(self.peak_kv_blocks, int(self.counters[:, layout.PEAK_GATE].max()))
+
+    @property
     def memory_bound(self) -> bool:
         """Whether the number of KV blocks ever held anything back."""
         return bool(self.counters[:, layout.MEMORY_BOUND].any())

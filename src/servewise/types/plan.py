@@ -30,7 +30,7 @@ __all__ = [
 Effort = Literal["low", "medium", "high"]
 CandidateStatus = Literal["kept", "broken", "infeasible", "dominated", "same_schedule", "not_searched"]
 """``kept``: keeps the promise. ``broken``: no fleet within the budget keeps it. ``infeasible``: cannot run at
-all, or filtered. ``dominated``: proven no better than a kept one without simulating. ``same_schedule``: proven
+all, or filtered. ``dominated``: proven no better than a kept one. ``same_schedule``: proven
 to behave exactly like another candidate. ``not_searched``: the search was interrupted before."""
 
 
