@@ -42,7 +42,7 @@ __all__ = [
 STATUS_WORDS: Final[Mapping[CandidateStatus, str]] = {
     "infeasible": "cannot run",
     "broken": "does not keep the promise",
-    "dominated": "proven no better, not simulated",
+    "dominated": "proven no better",
     "same_schedule": "behaves exactly like another candidate",
     "not_searched": "not searched",
 }
