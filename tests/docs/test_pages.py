@@ -86,13 +86,13 @@ def command_lines() -> Iterator[tuple[Path, str]]:
 def parse(line: str) -> None:
     """Look a servewise command and its options up, as click would."""
     command: click.Command = cli
-    context = click.Context(cli)
+    context = click.Context(cli, **cli.context_settings)
     words = line.split()[1:]
     while isinstance(command, click.Group):
         found = command.get_command(context, words.pop(0))
         assert found is not None, f"no such command: {line}"
         command = found
-    command.make_context("servewise", words)
+    command.make_context("servewise", words, parent=context)
 
 
 def test_commands_exist() -> None:
