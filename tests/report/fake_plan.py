@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from servewise import catalog
 from servewise.report import PlanReport
 from servewise.types import (
     Candidate,
@@ -30,41 +31,11 @@ PROMISE = Promise(ttft_s=1.0, tpot_s=0.05, attainment=0.99)
 
 
 def model(name: str = "meta-llama/Llama-3.1-70B-Instruct") -> ModelSpec:
-    return ModelSpec(
-        name=name,
-        architecture="LlamaForCausalLM",
-        num_layers=80,
-        hidden_size=8192,
-        vocab_size=128256,
-        intermediate_size=28672,
-        attention="gqa",
-        num_heads=64,
-        num_kv_heads=8,
-        head_dim=128,
-        v_head_dim=128,
-        tie_word_embeddings=False,
-        max_context_tokens=131072,
-        native_precision="bf16",
-        provenance=SOURCE,
-    )
+    return dataclasses.replace(catalog.get_model("meta-llama/Llama-3.1-70B-Instruct"), name=name)
 
 
 def gpu(name: str) -> GpuSpec:
-    return GpuSpec(
-        name=name,
-        vendor="nvidia",
-        architecture="hopper",
-        compute_capability=9.0,
-        mem_bytes=80 * 2**30,
-        mem_bw_bytes_per_s=3.35e12,
-        peak_flops_per_s={"bf16": 989e12},
-        link_bytes_per_s=450e9,
-        link_kind="nvlink",
-        internode_bytes_per_s=50e9,
-        gpus_per_node=8,
-        tdp_w=700.0,
-        provenance={},
-    )
+    return dataclasses.replace(catalog.get_gpu("H100-SXM-80GB"), name=name)
 
 
 def deployment(gpu_name: str, tp: int, replicas: int, weights: str = "fp8", seqs: int = 256) -> Deployment:

@@ -8,13 +8,12 @@ import numpy as np
 
 from oracle.router_plain import FleetResult, simulate_fleet
 from oracle.strategies import Case
+from servewise import catalog
 from servewise.kernel import layout
 from servewise.sim import Outcome, simulate
 from servewise.types import (
     Deployment,
-    GpuSpec,
     MemoryReport,
-    ModelSpec,
     Parallelism,
     Precision,
     PrefixBlocks,
@@ -28,39 +27,9 @@ from servewise.types import (
 
 ASSUMED = Provenance(kind="assumed", source="assumed: a made-up model for tests")
 
-MODEL = ModelSpec(
-    name="made-up",
-    architecture="LlamaForCausalLM",
-    num_layers=2,
-    hidden_size=64,
-    vocab_size=128,
-    intermediate_size=128,
-    attention="gqa",
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=32,
-    v_head_dim=32,
-    tie_word_embeddings=False,
-    max_context_tokens=1 << 20,
-    native_precision="bf16",
-    provenance=ASSUMED,
-)
-
-GPU = GpuSpec(
-    name="made-up",
-    vendor="nvidia",
-    architecture="hopper",
-    compute_capability=9.0,
-    mem_bytes=1 << 36,
-    mem_bw_bytes_per_s=1e12,
-    peak_flops_per_s={"bf16": 1e15},
-    link_bytes_per_s=1e11,
-    link_kind="nvlink",
-    internode_bytes_per_s=1e10,
-    gpus_per_node=8,
-    tdp_w=700.0,
-    provenance={},
-)
+# the kernel sees neither; a deployment needs one of each
+MODEL = catalog.get_model("meta-llama/Llama-3.1-8B-Instruct")
+GPU = catalog.get_gpu("H100-SXM-80GB")
 
 
 def normalized(case: Case) -> Case:
