@@ -13,8 +13,9 @@ from servewise.errors import InputError
 from servewise.metrics import broken
 from servewise.perf import step_model
 from servewise.search import plan
+from servewise.search.limits import replicas
 from servewise.sim import simulate, to_log
-from servewise.types import Budget, Candidate, Plan, Promise, RequestLog, Router, Search, Workload
+from servewise.types import Budget, Candidate, PercentileLimit, Plan, Promise, RequestLog, Router, Search, Workload
 
 from .conftest import Make
 
@@ -216,17 +217,22 @@ def test_a_gpu_without_a_price_is_a_reason_not_an_error(make_search: Make) -> No
 
 
 def test_a_promise_on_gaps_is_searched_with_gaps(make_search: Make) -> None:
-    from servewise.types import PercentileLimit
-
     limit = PercentileLimit(metric="itl", percentile=99.0, limit_s=0.2)
     found = plan(make_search(promise=Promise(percentiles=(limit,)), gpus=("L40S-48GB",)))
     assert found.winner is not None
     assert found.candidates[found.winner].summary.percentiles["itl"]["p99"].value <= 0.2
 
 
-def test_a_percentile_out_of_range_is_refused(make_search: Make) -> None:
-    from servewise.types import PercentileLimit
+def test_what_one_replica_less_would_break_is_said_for_percentiles_too(make_search: Make) -> None:
+    limit = PercentileLimit(metric="ttft", percentile=95.0, limit_s=0.3)
+    found = plan(make_search(promise=Promise(percentiles=(limit,)), gpus=("L40S-48GB",)))
+    winner = found.candidates[found.winner]
+    fewer = winner.deployment.num_replicas - 1
+    assert fewer >= 1
+    assert f"with {replicas(fewer)} ttft p95 " in winner.limited_by
 
+
+def test_a_percentile_out_of_range_is_refused(make_search: Make) -> None:
     limit = PercentileLimit(metric="ttft", percentile=100.0, limit_s=0.2)
     with pytest.raises(InputError, match="percentile"):
         plan(make_search(promise=Promise(percentiles=(limit,)), gpus=("L40S-48GB",)))

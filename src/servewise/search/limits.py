@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from servewise.kernel import layout
-from servewise.metrics import e2e_s, finished, tpot_s, ttft_s
+from servewise.metrics import broken, e2e_s, finished, tpot_s, ttft_s
 from servewise.perf import explain
 from servewise.search.fleet import Load, Trial, try_fleet
 from servewise.search.shapes import Shape
@@ -35,7 +35,8 @@ def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> 
     if trial.num_replicas == 1:
         return first
     fewer = try_fleet(shape, memory, load, trial.num_replicas - 1, stop=False)
-    missed = _missed(to_log(load.workload, fewer.outcome), load.promise)
+    log = to_log(load.workload, fewer.outcome)
+    missed = _missed(log, load.promise) or "; ".join(broken(log, load.promise))
     return f"{first}; with {replicas(trial.num_replicas - 1)} {missed}" if missed else first
 
 
