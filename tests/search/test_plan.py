@@ -54,6 +54,7 @@ def test_pruning_changes_neither_winner_nor_frontier(search: Search, found: Plan
     assert len(found.candidates) >= 200
     assert found.num_simulated < unpruned.num_simulated
     assert {"dominated", "same_schedule"} <= {c.status for c in found.candidates}
+    assert set(unpruned.pruned_by_reason) <= {"infeasible"}  # everything that fits was simulated
     same_answer(found, unpruned)
 
 

@@ -25,6 +25,10 @@ MAX_GPUS = 1024
 """Fleets beyond this many GPUs are not tried without a budget."""
 
 
+NO_BOUNDS = Bounds(num_replicas=1, num_hopeless=0, latency_s=0.0)
+"""What holds of any shape: the unpruned search rests on nothing else."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A fleet that keeps the promise: cost ($ per million output tokens at load) and latency [s]."""
@@ -160,7 +164,7 @@ def search_family(search: Search, family: Family, known: Sequence[Point], *, pru
     for shape, load, bound in zip(family.shapes, family.loads, family.bounds, strict=True):
         result = _same_schedule(shape, load, bound, results) if prune else None
         if result is None:
-            result = _simulated(search, shape, load, bound, points, siblings)
+            result = _simulated(search, shape, load, bound if prune else NO_BOUNDS, points, siblings)
         candidate = result.candidate
         if prune and candidate.status == "kept" and candidate.cost is not None:
             dollars = candidate.cost.usd_per_mtok_output_at_load

@@ -21,6 +21,9 @@ GROUPS = {
     "launch and scheduling overhead": ("overhead",),
 }
 KV_FULL_FRAC = 0.95
+"""KV memory is named as the limit from this share of the blocks in use on; a choice of wording, nothing rests on it."""
+LONG_DRAIN_FRAC = 0.1
+"""A fleet is called saturated when it needs longer than this share of the arrivals' span to finish afterwards."""
 
 
 def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> str:
@@ -46,7 +49,7 @@ def broken_reason(trial: Trial, load: Load, summary: Summary, why_no_more: str) 
     if summary.promise_kept:
         return why_no_more
     reason = f"{'; '.join(summary.broken)} with {replicas(trial.num_replicas)} ({why_no_more})"
-    if load.workload.span_s > 0 and summary.drain_s > 0.1 * load.workload.span_s:
+    if load.workload.span_s > 0 and summary.drain_s > LONG_DRAIN_FRAC * load.workload.span_s:
         return f"saturated: serves {summary.throughput_rps:.2f} of {offered_rps:.2f} requests/s; {reason}"
     return reason
 
