@@ -14,11 +14,22 @@ from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSecti
 from servewise.config.traffic import traffic_source
 from servewise.errors import InputError, UnknownNameError
 from servewise.traffic import TrafficSource
-from servewise.types import Budget, Effort, GpuSpec, Metric, ModelSpec, PercentileLimit, PriceKind, Promise, Router
+from servewise.types import (
+    Budget,
+    Effort,
+    EngineName,
+    GpuSpec,
+    Metric,
+    ModelSpec,
+    PercentileLimit,
+    PriceKind,
+    Promise,
+    Router,
+)
 
 __all__ = ["Service", "load_service"]
 
-SIMULATED_ENGINES: Final = ("vllm",)
+SIMULATED_ENGINES: Final[tuple[EngineName, ...]] = ("vllm",)
 KNOWN_ENGINES: Final = (*SIMULATED_ENGINES, "sglang", "tensorrt-llm", "tgi", "ollama")
 
 
@@ -62,7 +73,7 @@ class Service:
     router: Router
     price_kind: PriceKind
     hardware: tuple[str, ...]
-    engines: tuple[str, ...]
+    engines: tuple[EngineName, ...]
     skipped_engines: tuple[str, ...]
     budget: Budget
     prices_path: Path | None
@@ -140,12 +151,12 @@ def _known(document: Document, location: Location, find: Callable[[str], ModelSp
         raise document.error(location, str(error)) from error
 
 
-def _engines(document: Document, names: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _engines(document: Document, names: list[str]) -> tuple[tuple[EngineName, ...], tuple[str, ...]]:
     for name in names:
         if name not in KNOWN_ENGINES:
             unknown = UnknownNameError("engine", name, KNOWN_ENGINES)
             raise document.error(("engines",), str(unknown)) from unknown
-    simulated = tuple(n for n in names if n in SIMULATED_ENGINES)
+    simulated = tuple(n for n in SIMULATED_ENGINES if n in names)
     if not simulated:
         raise document.error(
             ("engines",),

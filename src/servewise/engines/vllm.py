@@ -300,7 +300,7 @@ def launch_args(deployment: Deployment) -> list[str]:
     InputError
         When vLLM would refuse the parameters, or the model's name would be read as an option.
     """
-    model, params, precision = deployment.model, deployment.params, deployment.precision
+    model, params, precision = deployment.model, deployment.vllm_params, deployment.precision
     validate(params, model)
     if not model.name or model.name.startswith("-") or not model.name.isprintable():
         raise InputError(f"model name {model.name!r} cannot be passed to vllm serve; use a hub id or a path")
@@ -320,7 +320,7 @@ def launch_args(deployment: Deployment) -> list[str]:
 
 def changed_flags(deployment: Deployment) -> list[str]:
     """Switches that differ from what this version does on its own."""
-    params = deployment.params
+    params = deployment.vllm_params
     usual = default_params(deployment.engine_version, deployment.gpu, deployment.model)
     args = []
     if params.block_size_tokens != usual.block_size_tokens:

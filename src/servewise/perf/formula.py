@@ -87,7 +87,7 @@ class StepFormula:
         self.matrices = layer_matrices(model, weights, tp)
         self.experts = expert_layer(model, weights, tp)
         self.constants = overheads()[deployment.engine]
-        self.capture_sizes = np.asarray(vllm.capture_sizes(deployment.params, deployment.gpu), np.float64)
+        self.capture_sizes = np.asarray(vllm.capture_sizes(deployment.vllm_params, deployment.gpu), np.float64)
         kv = deployment.precision.kv
         self.decode_coefficients: Attention = self.operators.decode_attention(model.attention, kv)
         self.prefill_coefficients: PrefillAttention = self.operators.prefill_attention(model.attention, kv)

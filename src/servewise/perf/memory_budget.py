@@ -149,7 +149,7 @@ def activation_bytes(deployment: Deployment) -> int:
     Form fitted to the start-up logs named in ``data/engines/vllm.toml`` (Llama-3.1-8B at 20,000 and 29,000
     tokens on an RTX 3090; Llama-3.1-8B, Qwen2.5-7B, Qwen3-14B, Granite-3.1-8B at 8,192 on H100).
     """
-    model, params = deployment.model, deployment.params
+    model, params = deployment.model, deployment.vllm_params
     tp = deployment.parallelism.tensor_parallel_size
     tokens = params.max_num_batched_tokens
     heads, kv_heads = local_heads(model, tp)
@@ -210,8 +210,8 @@ def memory(deployment: Deployment, context_tokens: int | None = None) -> MemoryR
     weights, activation peak, memory outside PyTorch and, since 0.21, CUDA graphs; one block is withheld.
     """
     require_tensor_parallel_only(deployment)
-    vllm.validate(deployment.params, deployment.model)
-    params, gpu, tp = deployment.params, deployment.gpu, deployment.parallelism.tensor_parallel_size
+    vllm.validate(deployment.vllm_params, deployment.model)
+    params, gpu, tp = deployment.vllm_params, deployment.gpu, deployment.parallelism.tensor_parallel_size
     constants = vllm.memory_constants()
     budget = math.ceil(gpu.mem_bytes * params.gpu_memory_utilization)
     weights = weights_bytes(deployment.model, deployment.precision.weights, tp)
@@ -258,9 +258,9 @@ def refusal(deployment: Deployment, report: MemoryReport) -> str:
             f"{format_bytes(rest)} leave no KV cache of {format_bytes(report.budget_bytes)} usable {where}"
         )
     longest = longest_request(deployment, report.kv_bytes)
-    if longest < deployment.params.max_model_len:
+    if longest < deployment.max_request_tokens:
         return (
-            f"one request of max_model_len {deployment.params.max_model_len} tokens > {longest} tokens of KV "
+            f"one request of max_model_len {deployment.max_request_tokens} tokens > {longest} tokens of KV "
             f"cache {where}; lower max_model_len"
         )
     return ""
@@ -268,7 +268,7 @@ def refusal(deployment: Deployment, report: MemoryReport) -> str:
 
 def longest_request(deployment: Deployment, kv_bytes: int) -> int:
     """Longest context [tokens] a KV cache of ``kv_bytes`` holds, in whole blocks of every layer group."""
-    layout, block = kv_layout(deployment), deployment.params.block_size_tokens
+    layout, block = kv_layout(deployment), deployment.kv_block_tokens
     blocks = int(kv_bytes // (layout.bytes_per_token_and_group * block)) - 1
     if layout.num_sliding_groups == 0 or layout.num_full_groups == 0:
         groups = layout.num_full_groups or layout.num_sliding_groups
@@ -276,7 +276,7 @@ def longest_request(deployment: Deployment, kv_bytes: int) -> int:
         if layout.num_full_groups or longest < layout.window_tokens:
             return max(0, longest)
         return deployment.model.max_context_tokens
-    window_blocks = math.ceil((layout.window_tokens + deployment.params.max_num_batched_tokens) / block) + 1
+    window_blocks = math.ceil((layout.window_tokens + deployment.max_step_tokens) / block) + 1
     in_window = blocks // (layout.num_full_groups + layout.num_sliding_groups)
     if in_window <= window_blocks:
         return max(0, in_window * block)
@@ -296,7 +296,7 @@ def largest_model_len(deployment: Deployment) -> int:
     InputError
         As :func:`memory`.
     """
-    shortest = replace(deployment, params=replace(deployment.params, max_model_len=1))
+    shortest = replace(deployment, params=replace(deployment.vllm_params, max_model_len=1))
     report = memory(shortest)
     if not report.fits:
         return 0

@@ -76,14 +76,14 @@ def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
 
 def warnings_of(formula: StepFormula) -> tuple[str, ...]:
     """Transfers and extrapolations, in words."""
-    params = formula.deployment.params
+    deployment = formula.deployment
     notes = list(formula.operators.notes.values())
-    if params.max_model_len > MEASURED_CONTEXT_TOKENS:
+    if deployment.max_request_tokens > MEASURED_CONTEXT_TOKENS:
         notes.append(
-            f"contexts above {MEASURED_CONTEXT_TOKENS} tokens extrapolate attention (max_model_len "
-            f"{params.max_model_len})"
+            f"contexts above {MEASURED_CONTEXT_TOKENS} tokens extrapolate attention (longest request "
+            f"{deployment.max_request_tokens})"
         )
-    if params.max_num_batched_tokens > MEASURED_STEP_TOKENS:
+    if deployment.max_step_tokens > MEASURED_STEP_TOKENS:
         notes.append(f"steps above {MEASURED_STEP_TOKENS} tokens extrapolate matrix products in proportion")
     if formula.tensor_parallel_size >= SLOW_LINK_GPUS and nearest_system(formula.deployment.gpu)[0] == "l40s":
         notes.append(

@@ -112,9 +112,9 @@ def tabulate(formula: StepFormula) -> StepTable:
     StepTable
         Covers what the engine is set to, and at least ``TABLE_ROWS`` rows and ``TABLE_TOKENS`` tokens.
     """
-    params, constants = formula.deployment.params, formula.constants
-    max_rows = max(params.max_num_seqs, TABLE_ROWS)
-    max_tokens = max(params.max_num_batched_tokens, TABLE_TOKENS, max_rows)
+    deployment, constants = formula.deployment, formula.constants
+    max_rows = max(deployment.max_rows, TABLE_ROWS)
+    max_tokens = max(deployment.max_step_tokens, TABLE_TOKENS, max_rows)
     rows = np.arange(max_rows + 1, dtype=np.float64)
     tokens_s = token_times_s(formula, max_tokens)
     sample_s = np.maximum.accumulate(sampled_rows_s(formula, rows))

@@ -110,7 +110,7 @@ def risk_notes(candidates: Iterable[Candidate], *, with_model: bool) -> tuple[st
 
 def settings_words(candidate: Candidate) -> str:
     """``max_num_seqs/max_num_batched_tokens``, e.g. ``256/8192``."""
-    params = candidate.deployment.params
+    params = candidate.deployment.vllm_params
     return f"{params.max_num_seqs}/{params.max_num_batched_tokens}"
 
 

@@ -86,7 +86,7 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
     rule = stop_rule(search.promise, search.workload.num_requests)
     for shape in members:
         deployment = shape.deployment
-        params = deployment.params
+        params = deployment.vllm_params
         captured = vllm.capture_sizes(params, deployment.gpu)
         if captured not in models:
             models[captured] = step_model(deployment)
@@ -225,7 +225,7 @@ def _same_schedule(shape: Shape, load: Load, bound: Bounds, earlier: Sequence[Re
 
 def _suffices(shape: Shape, load: Load, other: Result, demand: Demand) -> bool:
     """Whether a shape would have run exactly as another one did."""
-    params, others = shape.deployment.params, other.shape.deployment.params
+    params, others = shape.deployment.vllm_params, other.shape.deployment.vllm_params
     memory, other_memory = shape.memory, other.shape.memory
     if memory is None or other_memory is None:
         return False

@@ -69,10 +69,10 @@ def _main_resource(shape: Shape, load: Load, outcome: Outcome) -> tuple[str, flo
     mixed_s = float(outcome.times[:, layout.MIXED_TIME].sum())
     decode_s = float(outcome.times[:, layout.DECODE_TIME].sum())
     mean_rows = outcome.times[:, layout.ROW_TIME].sum() / max(mixed_s + decode_s, 1e-9)
-    rows = min(max(1, round(float(mean_rows))), shape.deployment.params.max_num_seqs)
+    rows = min(max(1, round(float(mean_rows))), shape.deployment.max_rows)
     requests = load.packed.requests
     context = int(rows * (requests.input_tokens.mean() + requests.output_tokens.mean() / 2))
-    prompt = min(int(requests.input_tokens.mean()), shape.deployment.params.max_num_batched_tokens - rows)
+    prompt = min(int(requests.input_tokens.mean()), shape.deployment.max_step_tokens - rows)
     time_of: dict[str, float] = {}
     for seconds, prefill_tokens in ((decode_s, 0), (mixed_s, max(prompt, 1))):
         parts = explain(shape.deployment, rows, context, prefill_tokens)

@@ -9,6 +9,7 @@ from servewise.engines import vllm
 from servewise.perf import memory
 from servewise.types import (
     Deployment,
+    EngineName,
     GpuSpec,
     MemoryReport,
     ModelSpec,
@@ -84,7 +85,7 @@ def _settings(
     model: ModelSpec,
     gpu: GpuSpec,
     choice: PrecisionChoice,
-    engine: str,
+    engine: EngineName,
     version: str,
     tensor_parallel_size: int,
     context_tokens: int,

@@ -70,7 +70,7 @@ def pack_times(table: StepTable) -> layout.Times:
 
 def pack_engine(deployment: Deployment, num_kv_blocks: int, *, fast_forward: bool = True) -> layout.Engine:
     """Scheduling parameters of a vLLM deployment."""
-    params = deployment.params
+    params = deployment.vllm_params
     return layout.Engine(
         max_num_seqs=params.max_num_seqs,
         max_num_batched_tokens=params.max_num_batched_tokens,
@@ -89,7 +89,7 @@ def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) 
 
     Prompts that leave no room for a token are rejected, outputs are cut at ``max_model_len``.
     """
-    limit = deployment.params.max_model_len
+    limit = deployment.max_request_tokens
     room = limit - workload.input_tokens
     accepted: NDArray[np.int64] | None = None
     prefix = workload.prefix
@@ -113,9 +113,7 @@ def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) 
         by_length=by_length.astype(np.int8),
         extra=np.asarray(table.request_fixed_s + table.request_s_per_input_token * inputs, np.float64),
     )
-    offsets, nodes, span_shift, num_shared, node_tokens = _nodes(
-        prefix, len(arrival), deployment.params.block_size_tokens
-    )
+    offsets, nodes, span_shift, num_shared, node_tokens = _nodes(prefix, len(arrival), deployment.kv_block_tokens)
     listed = np.diff(offsets)
     return Packed(
         requests=requests,

@@ -176,7 +176,7 @@ def simulate(
     if status == layout.STUCK:
         raise SimulationError(
             f"a request can never be admitted: {memory.num_kv_blocks} blocks of {memory.block_size_tokens} "
-            f"tokens hold less than max_model_len {deployment.params.max_model_len} needs"
+            f"tokens hold less than max_model_len {deployment.max_request_tokens} needs"
         )
     num_bad = int(end.fleet.ints[:, layout.NUM_BAD].sum())
     return Outcome(
@@ -366,7 +366,7 @@ def _timeline(outcome: Outcome) -> Timeline | None:
 
 
 def _check(deployment: Deployment, step_model: StepModel, memory: MemoryReport) -> None:
-    params, table = deployment.params, step_model.table
+    params, table = deployment.vllm_params, step_model.table
     if deployment.router == "prefix_aware" and deployment.num_replicas > fleet.MAX_PREFIX_AWARE_REPLICAS:
         raise InputError(
             f"the prefix_aware router is simulated for at most {fleet.MAX_PREFIX_AWARE_REPLICAS} replicas, "

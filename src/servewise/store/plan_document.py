@@ -16,6 +16,7 @@ from servewise.types import (
     Budget,
     CandidateStatus,
     Effort,
+    EngineName,
     GpuSpec,
     KvPrecision,
     LoadPoint,
@@ -85,7 +86,7 @@ class DeploymentDocument(_Document):
 
     model: str
     gpu: str
-    engine: str
+    engine: EngineName
     engine_version: str
     weights: WeightPrecision
     kv: KvPrecision

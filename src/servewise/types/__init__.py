@@ -1,6 +1,18 @@
 """The shared vocabulary: frozen dataclasses and struct-of-arrays tables. Rooms meet only through these."""
 
-from servewise.types.deployment import Deployment, KvPrecision, Parallelism, Precision, Router, VllmParams
+from servewise.types.deployment import (
+    Deployment,
+    EngineName,
+    EngineParams,
+    KvPrecision,
+    LlamacppParams,
+    Parallelism,
+    Precision,
+    Router,
+    SglangParams,
+    TrtllmParams,
+    VllmParams,
+)
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
@@ -31,12 +43,15 @@ __all__ = [
     "Cost",
     "Deployment",
     "Effort",
+    "EngineName",
+    "EngineParams",
     "Estimate",
     "GpuOffer",
     "GpuSpec",
     "ItlSegments",
     "Kind",
     "KvPrecision",
+    "LlamacppParams",
     "LoadPoint",
     "MaxTokensKind",
     "MemoryReport",
@@ -56,10 +71,12 @@ __all__ = [
     "RequestStatus",
     "Router",
     "Search",
+    "SglangParams",
     "StepModel",
     "StepTable",
     "Summary",
     "Timeline",
+    "TrtllmParams",
     "VllmParams",
     "WeightPrecision",
     "Workload",

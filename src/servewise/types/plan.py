@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from servewise.types.deployment import Deployment, Precision, Router
+from servewise.types.deployment import Deployment, EngineName, Precision, Router
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.model import ModelSpec
 from servewise.types.perf import MemoryReport
@@ -81,7 +81,7 @@ class Search:
     precisions: Mapping[str, tuple[PrecisionChoice, ...]]
     gpus: tuple[GpuSpec, ...]
     offers: Mapping[str, tuple[GpuOffer, ...]]
-    engines: tuple[tuple[str, str], ...]
+    engines: tuple[tuple[EngineName, str], ...]
     promise: Promise
     budget: Budget
     max_effort: Effort = "medium"
