@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servewise.errors import InputError
-from servewise.types import Deployment, GpuSpec, ModelSpec, WeightPrecision
+from servewise.types import Deployment, GpuSpec, ModelSpec, Parallelism, WeightPrecision
 
-__all__ = ["Experts", "Matrix", "bytes_per_weight", "compute_type", "expert_layer", "layer_matrices"]
+__all__ = [
+    "Experts",
+    "Matrix",
+    "bytes_per_weight",
+    "compute_type",
+    "expert_layer",
+    "layer_matrices",
+    "local_heads",
+    "require_supported",
+    "unvalidated",
+]
 
 SCALE_BYTES: dict[WeightPrecision, float] = {
     "bf16": 0.0,
@@ -66,7 +76,22 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Routed experts of every layer that has them; ``intermediate_size`` is the whole expert's width."""
+    """Routed experts of every layer that has them.
+
+    Parameters
+    ----------
+    hidden_size, intermediate_size : int
+        Shape of a whole expert.
+    top_k, num_experts : int
+        Of the layer, not of one GPU.
+    tensor_parallel_size : int
+        GPUs that share each expert.
+    expert_parallel_size : int
+        Groups of GPUs that the experts are divided among.
+    num_layers : int
+    precision : WeightPrecision
+    gated : bool
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -76,6 +101,7 @@ class Experts:
     num_layers: int
     precision: WeightPrecision
     gated: bool
+    expert_parallel_size: int = 1
 
     @property
     def num_matrices(self) -> int:
@@ -166,39 +192,67 @@ def layer_matrices(model: ModelSpec, weights: WeightPrecision, tensor_parallel_s
     )
 
 
-def expert_layer(model: ModelSpec, weights: WeightPrecision, tensor_parallel_size: int) -> Experts | None:
-    """Routed experts on one GPU, or None for a dense model."""
+def expert_layer(model: ModelSpec, weights: WeightPrecision, parallelism: Parallelism) -> Experts | None:
+    """Routed experts on one GPU, or None for a dense model.
+
+    The tensor and data parallel ranks together share the experts: divided among ``expert_parallel_size`` groups,
+    and each split over the GPUs of its group.
+    """
     if model.moe is None:
         return None
+    ranks = parallelism.tensor_parallel_size * parallelism.data_parallel_size
     return Experts(
         hidden_size=model.hidden_size,
         intermediate_size=model.moe.intermediate_size,
         top_k=model.moe.top_k,
         num_experts=model.moe.num_experts,
-        tensor_parallel_size=tensor_parallel_size,
+        tensor_parallel_size=max(1, ranks // parallelism.expert_parallel_size),
+        expert_parallel_size=parallelism.expert_parallel_size,
         num_layers=model.moe.num_moe_layers,
         precision=weights,
         gated=model.gated_mlp,
     )
 
 
-def require_tensor_parallel_only(deployment: Deployment) -> None:
-    """Refuse what the model of memory and time does not cover.
+def require_supported(deployment: Deployment) -> None:
+    """Refuse parallelism that makes no sense or that the model of memory and time does not cover.
 
     Raises
     ------
     InputError
-        Naming the field that is not yet supported.
+        Naming the field, its value and what is allowed.
     """
-    if deployment.engine != "vllm":
-        raise InputError(f"engine {deployment.engine!r} is not yet supported; allowed: vllm")
-    for name in ("pipeline_parallel_size", "data_parallel_size", "expert_parallel_size"):
-        value = getattr(deployment.parallelism, name)
-        if value != 1:
-            raise InputError(f"{name} {value} is not yet supported; use tensor_parallel_size and replicas")
-    size = deployment.parallelism.tensor_parallel_size
-    if not 1 <= size <= deployment.gpu.gpus_per_node:
+    parallelism, model, node = deployment.parallelism, deployment.model, deployment.gpu.gpus_per_node
+    size, ranks = parallelism.tensor_parallel_size, parallelism.data_parallel_size
+    if not 1 <= size <= node:
         raise InputError(
-            f"tensor_parallel_size {size} is not within one node of {deployment.gpu.name}; "
-            f"allowed: 1 to {deployment.gpu.gpus_per_node}"
+            f"tensor_parallel_size {size} is not within one node of {deployment.gpu.name}; allowed: 1 to {node}"
         )
+    if not 1 <= parallelism.pipeline_parallel_size <= model.num_layers:
+        raise InputError(
+            f"pipeline_parallel_size {parallelism.pipeline_parallel_size} cuts the {model.num_layers} layers of "
+            f"{model.name} into empty stages; allowed: 1 to {model.num_layers}"
+        )
+    if ranks < 1 or (ranks > 1 and model.moe is None):
+        raise InputError(
+            f"data_parallel_size {ranks}: only models with experts run data parallel ranks in lock step; "
+            "use num_replicas for independent copies"
+        )
+    experts = parallelism.expert_parallel_size
+    if experts < 1 or (experts > 1 and (model.moe is None or (size * ranks) % experts)):
+        raise InputError(
+            f"expert_parallel_size {experts} does not divide the {size * ranks} ranks of a model with experts; "
+            "use a divisor of tensor_parallel_size * data_parallel_size"
+        )
+
+
+def unvalidated(deployment: Deployment) -> tuple[str, ...]:
+    """What about this deployment no public run was compared with, in words."""
+    parallelism, notes = deployment.parallelism, []
+    if parallelism.pipeline_parallel_size > 1:
+        notes.append("unvalidated: no public run with pipeline parallelism was available to compare with")
+    if parallelism.data_parallel_size > 1:
+        notes.append("unvalidated: few public runs with data parallel attention were available to compare with")
+    if deployment.model.attention == "mla":
+        notes.append("unvalidated: no public run of a model with latent attention was available to compare with")
+    return tuple(notes)

@@ -12,9 +12,9 @@ from servewise.perf.layout import (
     expert_layer,
     layer_matrices,
     local_heads,
-    require_tensor_parallel_only,
+    require_supported,
 )
-from servewise.types import Deployment, MemoryReport, ModelSpec, Provenance, WeightPrecision
+from servewise.types import Deployment, MemoryReport, ModelSpec, Parallelism, Provenance, WeightPrecision
 from servewise.units import format_bytes
 
 __all__ = ["KvLayout", "kv_layout", "largest_model_len", "memory", "weights_bytes"]
@@ -127,7 +127,7 @@ def weights_bytes(model: ModelSpec, weights: WeightPrecision, tensor_parallel_si
     total = 2.0 * rows * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     for m in layer_matrices(model, weights, tp):
         total += m.num_layers * m.num_outputs * m.num_inputs * bytes_per_weight(m.precision)
-    experts = expert_layer(model, weights, tp)
+    experts = expert_layer(model, weights, Parallelism(tensor_parallel_size=tp))
     if experts is not None:
         total += expert_weights(experts) * bytes_per_weight(experts.precision)
     if model.attention == "mla":
@@ -209,7 +209,7 @@ def memory(deployment: Deployment, context_tokens: int | None = None) -> MemoryR
     vLLM 0.33.0, ``v1/worker/gpu_worker.py`` (read 2026-11-29): budget = ceil(memory x utilization), less
     weights, activation peak, memory outside PyTorch and, since 0.21, CUDA graphs; one block is withheld.
     """
-    require_tensor_parallel_only(deployment)
+    require_supported(deployment)
     vllm.validate(deployment.vllm_params, deployment.model)
     params, gpu, tp = deployment.vllm_params, deployment.gpu, deployment.parallelism.tensor_parallel_size
     constants = vllm.memory_constants()

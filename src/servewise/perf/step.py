@@ -9,7 +9,9 @@ import numpy as np
 
 from servewise.errors import OutOfRangeError
 from servewise.perf.formula import StepFormula
-from servewise.perf.operators import nearest_system, overheads
+from servewise.perf.layout import unvalidated
+from servewise.perf.operators import nearest_system
+from servewise.perf.overheads import Overheads, overhead_document, overheads_of
 from servewise.perf.table import tabulate
 from servewise.types import Deployment, Provenance, StepModel
 
@@ -23,12 +25,14 @@ SLOW_LINK_GPUS = 4
 """L40S all-reduce was measured without peer-to-peer copies from so many GPUs on."""
 
 
-def step_model(deployment: Deployment) -> StepModel:
+def step_model(deployment: Deployment, overheads: Overheads | None = None) -> StepModel:
     """Step times of one replica, tabulated, with provenance and limits.
 
     Parameters
     ----------
     deployment : Deployment
+    overheads : Overheads, optional
+        Instead of those fitted for the deployment's engine.
 
     Returns
     -------
@@ -43,7 +47,7 @@ def step_model(deployment: Deployment) -> StepModel:
     -------
     ``docs/step-model.md``; ``data/perf``.
     """
-    formula = StepFormula(deployment)
+    formula = StepFormula(deployment, overheads)
     return StepModel(
         table=tabulate(formula),
         provenance=MappingProxyType(provenance_of(formula)),
@@ -54,9 +58,8 @@ def step_model(deployment: Deployment) -> StepModel:
 
 def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
     """Origin of each part."""
-    constants = overheads()[formula.deployment.engine]
-    overhead = Provenance(kind=constants["kind"], source=constants["source"], note=constants["note"])
-    assumed = Provenance(kind="assumed", source=overheads()["assumed"]["source"])
+    _, overhead = overheads_of(formula.deployment)
+    assumed = Provenance(kind="assumed", source=overhead_document()["assumed"]["source"])
     parts = {
         "gemm": formula.operators.provenance("gemm"),
         "attention": formula.operators.provenance("attention"),
@@ -77,7 +80,7 @@ def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
 def warnings_of(formula: StepFormula) -> tuple[str, ...]:
     """Transfers and extrapolations, in words."""
     deployment = formula.deployment
-    notes = list(formula.operators.notes.values())
+    notes = [*formula.operators.notes.values(), *unvalidated(deployment)]
     if deployment.max_request_tokens > MEASURED_CONTEXT_TOKENS:
         notes.append(
             f"contexts above {MEASURED_CONTEXT_TOKENS} tokens extrapolate attention (longest request "

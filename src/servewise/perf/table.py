@@ -112,7 +112,7 @@ def tabulate(formula: StepFormula) -> StepTable:
     StepTable
         Covers what the engine is set to, and at least ``TABLE_ROWS`` rows and ``TABLE_TOKENS`` tokens.
     """
-    deployment, constants = formula.deployment, formula.constants
+    deployment, overheads = formula.deployment, formula.overheads
     max_rows = max(deployment.max_rows, TABLE_ROWS)
     max_tokens = max(deployment.max_step_tokens, TABLE_TOKENS, max_rows)
     rows = np.arange(max_rows + 1, dtype=np.float64)
@@ -133,8 +133,8 @@ def tabulate(formula: StepFormula) -> StepTable:
         prefill_fixed_s=prefill_fixed,
         prefill_s_per_token=per_token,
         prefill_s_per_pair=per_pair,
-        request_fixed_s=1e-3 * float(constants["request_ms"]),
-        request_s_per_input_token=1e-6 * float(constants["request_us_per_input_token"]),
+        request_fixed_s=1e-3 * overheads.request_ms,
+        request_s_per_input_token=1e-6 * overheads.request_us_per_input_token,
     )
 
 
