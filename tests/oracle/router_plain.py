@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle.vllm_plain import Engine, Live, Params, Request, RequestResult, Result
+from oracle import reserving_plain, vllm_plain
+from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
+
+Live = vllm_plain.Live | reserving_plain.Live
 
 PREFIX_AWARE_SLACK = 8
 """How many requests more than the least busy replica one may have and still be chosen for its cache."""
@@ -34,11 +37,24 @@ def _leading_matches(prompt_ids: Sequence[int], routed: set[int]) -> int:
     return matched
 
 
+def _engine(
+    params: vllm_plain.Params | reserving_plain.Params, times: StepTable
+) -> vllm_plain.Engine | reserving_plain.Engine:
+    if isinstance(params, reserving_plain.Params):
+        return reserving_plain.Engine(params, times)
+    return vllm_plain.Engine(params, times)
+
+
 def simulate_fleet(
-    requests: Iterable[Request], params: Params, times: StepTable, *, num_replicas: int, router: Router
+    requests: Iterable[Request],
+    params: vllm_plain.Params | reserving_plain.Params,
+    times: StepTable,
+    *,
+    num_replicas: int,
+    router: Router,
 ) -> FleetResult:
     """Run ``num_replicas`` replicas behind a router over requests sorted by arrival until all are done."""
-    engines = [Engine(params, times) for _ in range(num_replicas)]
+    engines = [_engine(params, times) for _ in range(num_replicas)]
     assigned: list[list[Live]] = [[] for _ in engines]
     routed: list[set[int]] = [set() for _ in engines]  # block identities of prompts sent to each replica
     replica: list[int] = []

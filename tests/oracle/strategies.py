@@ -6,6 +6,7 @@ generator (so that failures shrink), :func:`seeded_case` makes larger ones from 
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -118,6 +119,20 @@ def random_table(seed: int, max_rows: int, max_tokens: int) -> StepTable:
         prefill_s_per_pair=float(rng.uniform(0, 1e-6)),
         request_fixed_s=float(rng.uniform(0, 1e-2)),
         request_s_per_input_token=float(rng.uniform(0, 1e-5)),
+        mixed_row_attention_fixed_s=float(rng.choice([0.0, 1e-4])),
+        mixed_row_attention_s_per_token=float(rng.choice([0.0, 1e-5])),
+    )
+
+
+def for_ranks(table: StepTable, num_ranks: int, seed: int) -> StepTable:
+    """The table with experts that see the tokens of all ranks, and a largest batch to which ranks are padded."""
+    rng = np.random.default_rng(seed)
+    most = num_ranks * table.max_batched_tokens
+    return dataclasses.replace(
+        table,
+        experts_s=5e-3 * np.arange(most + 1) / most,
+        padded_decode_tokens=int(rng.integers(0, 8)),
+        padded_mixed_tokens=int(rng.integers(0, 20)),
     )
 
 

@@ -146,9 +146,10 @@ def step_duration(times: StepTable, rows: Iterable[Row]) -> float:
         attention = float(times.attention_base_s[n, knot]) + float(times.attention_slope_s[n, knot]) * context
     if p == 0:
         return float(times.decode_fixed_s[n]) + attention
+    beside_prompts = times.mixed_row_attention_fixed_s * n + times.mixed_row_attention_s_per_token * context
     return (
         float(times.mixed_tokens_s[n + p])
-        + attention
+        + max(attention, beside_prompts)
         + float(times.sample_s[q])
         + times.prefill_fixed_s
         + times.prefill_s_per_token * p

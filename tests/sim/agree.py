@@ -70,16 +70,18 @@ def workload_of(case: Case, block_size_tokens: int = 0) -> Workload:
     )
 
 
-def deployment_of(case: Case, num_replicas: int = 1, router: Router = "round_robin") -> Deployment:
+def deployment_of(
+    case: Case, num_replicas: int = 1, router: Router = "round_robin", num_ranks: int = 1, version: str = "0.33.0"
+) -> Deployment:
     """A deployment with the case's settings; its context limit is out of the way."""
     params = case.params
     return Deployment(
         model=MODEL,
         gpu=GPU,
         engine="vllm",
-        engine_version="0.33.0",
+        engine_version=version,
         precision=Precision(),
-        parallelism=Parallelism(),
+        parallelism=Parallelism(data_parallel_size=num_ranks),
         params=VllmParams(
             max_num_seqs=params.max_num_seqs,
             max_num_batched_tokens=params.max_num_batched_tokens,

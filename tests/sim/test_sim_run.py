@@ -245,3 +245,11 @@ def test_tables_and_blocks_that_cannot_be_simulated_exactly_are_refused() -> Non
     for traced in (3 * size, size + 1):
         with pytest.raises(InputError, match="prefix blocks"):
             run_kernel(case, workload=workload_of(case, traced))
+
+
+@pytest.mark.parametrize("changes", [{"sample_s": np.full(65, np.nan)}, {"prefill_s_per_pair": np.inf}])
+def test_a_step_table_that_is_not_finite_is_refused(changes: dict[str, object]) -> None:
+    times = dataclasses.replace(unit_table(), **changes)  # type: ignore[arg-type]
+    case = Case(requests=(req(0, 0.0, 3, 3),), params=params(lag=False), times=times)
+    with pytest.raises(InputError, match="not finite"):
+        run_kernel(case)

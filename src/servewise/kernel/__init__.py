@@ -38,6 +38,6 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
 
 
 def is_compiled() -> bool:
-    """Whether compiled code of these sources is there already, so that the first simulation starts at once."""
+    """Whether vLLM's compiled driver of these sources is there already, so that a plan starts at once."""
     folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
-    return any(folder.rglob("fleet.run_fleet-*.nbi"))
+    return any(folder.rglob("vllm.advance-*.nbi"))

@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from servewise.kernel import layout as lo
+from servewise.kernel import ranks, reserving, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
     Outputs,
     Prefix,
+    Ranks,
     Recorder,
     Replica,
     Requests,
+    Reservation,
     Times,
     compiled,
 )
-from servewise.kernel.vllm import advance
+from servewise.kernel.views import prefix_at, recorder_at, replica_at
 
 __all__ = ["LEAST_REQUESTS", "MAX_PREFIX_AWARE_REPLICAS", "PREFIX_AWARE", "ROUND_ROBIN", "run_fleet"]
 
@@ -31,49 +34,6 @@ PREFIX_AWARE_SLACK_REQUESTS = 8
 """The prefix-aware router leaves a replica alone that has so many more requests than the least loaded one."""
 
 INFINITY = float("inf")
-
-
-@compiled
-def _replica(fleet: Replica, i: int) -> Replica:
-    return Replica(
-        fleet.ints[i],
-        fleet.floats[i],
-        fleet.queue[i],
-        fleet.ring[i],
-        fleet.phase[i],
-        fleet.running[i],
-        fleet.preempted[i],
-        fleet.pending[i],
-        fleet.prefilled[i],
-        fleet.finish_times[i],
-        fleet.next_same,
-        fleet.finish_step,
-        fleet.generated,
-        fleet.state,
-        fleet.position,
-        fleet.last_emit,
-    )
-
-
-@compiled
-def _prefix(px: Prefix, i: int) -> Prefix:
-    return Prefix(
-        px.offsets,
-        px.nodes,
-        px.span_shift,
-        px.num_shared,
-        px.names_output,
-        px.node_ends[i],
-        px.extents[i],
-        px.entries[i],
-        px.counters[i],
-        px.users,
-    )
-
-
-@compiled
-def _recorder(rec: Recorder, i: int) -> Recorder:
-    return Recorder(rec.gaps[i], rec.samples[i], rec.counts[i], rec.sample_every)
 
 
 @compiled
@@ -122,6 +82,29 @@ def _best_prefix(px: Prefix, seen: Any, prompt_nodes: int, r: int, in_flight: An
 
 
 @compiled
+def _advance(
+    rep: Replica,
+    i: int,
+    req: Requests,
+    out: Outputs,
+    times: Times,
+    eng: Engine,
+    lim: Limits,
+    px: Prefix,
+    rec: Recorder,
+    res: Reservation | None,
+    group: Ranks | None,
+    horizon: float,
+) -> int:
+    """Call the driver for replica ``i``; numba compiles the branch for the given types only."""
+    if group is not None:
+        return ranks.advance(rep, group, i, req, out, times, eng, lim, px, rec, horizon)
+    if res is not None:
+        return reserving.advance(rep, req, out, times, eng, lim, res, recorder_at(rec, i), horizon)
+    return vllm.advance(rep, req, out, times, eng, lim, prefix_at(px, i), recorder_at(rec, i), None, horizon)
+
+
+@compiled
 def run_fleet(
     fleet: Replica,
     req: Requests,
@@ -131,6 +114,8 @@ def run_fleet(
     lim: Limits,
     px: Prefix,
     rec: Recorder,
+    res: Reservation | None,
+    group: Ranks | None,
     router: int,
     replica_of: Any,
     in_flight: Any,
@@ -139,10 +124,15 @@ def run_fleet(
 ) -> int:
     """Simulate all requests; returns a status of ``layout``.
 
+    In a closed loop there is one replica, the router is ``ROUND_ROBIN``, and the caller has set the replica's
+    ``QUEUE_END`` to the number of requests that the client keeps in flight.
+
     Parameters
     ----------
-    fleet, req, out, times, eng, lim, px, rec
-        See ``layout``; arrays of ``fleet``, ``px`` and ``rec`` have the replica as their first axis.
+    fleet, req, out, times, eng, lim, px, rec, res, group
+        See ``layout``; arrays of ``fleet``, ``px`` and ``rec`` have the replica as their first axis. ``res`` is
+        None for vLLM, ``group`` where a replica is one rank. Otherwise ``px`` and ``rec`` have the rank as their
+        first axis, and ``fleet`` only the queues of the replicas and what has become of them.
     router : int
     replica_of : int32 array, shape (num_requests,)
         Written: where each request was sent.
@@ -158,15 +148,16 @@ def run_fleet(
     bad = 0
     if router == ROUND_ROBIN:
         for i in range(num_replicas):
-            rep = _replica(fleet, i)
+            rep = replica_at(fleet, i)
             count = 0
             for r in range(i, num_requests, num_replicas):
                 rep.queue[count] = r
                 replica_of[r] = i
                 count += 1
-            rep.ints[lo.QUEUE_END] = count
+            if req.think < 0.0:
+                rep.ints[lo.QUEUE_END] = count
             left = Limits(lim.ttft, lim.tpot, lim.e2e, lim.max_bad - bad)
-            status = advance(rep, req, out, times, eng, left, _prefix(px, i), _recorder(rec, i), INFINITY)
+            status = _advance(rep, i, req, out, times, eng, left, px, rec, res, group, INFINITY)
             if status != lo.DONE:
                 return status
             bad += rep.ints[lo.NUM_BAD]
@@ -179,8 +170,8 @@ def run_fleet(
         for i in range(num_replicas):
             ints = fleet.ints[i]
             if _earliest_finish(ints, fleet.floats[i], times) <= arrival:
-                rep = _replica(fleet, i)
-                status = advance(rep, req, out, times, eng, lim, _prefix(px, i), _recorder(rec, i), arrival)
+                rep = replica_at(fleet, i)
+                status = _advance(rep, i, req, out, times, eng, lim, px, rec, res, group, arrival)
                 if status != lo.DONE:
                     return status
             bad += ints[lo.NUM_BAD]
@@ -202,17 +193,17 @@ def run_fleet(
         pointer = chosen + 1 if chosen + 1 < num_replicas else 0
         replica_of[r] = chosen
         in_flight[chosen] += 1
-        rep = _replica(fleet, chosen)
-        status = advance(rep, req, out, times, eng, lim, _prefix(px, chosen), _recorder(rec, chosen), arrival)
+        rep = replica_at(fleet, chosen)
+        status = _advance(rep, chosen, req, out, times, eng, lim, px, rec, res, group, arrival)
         if status != lo.DONE:
             return status
         rep.queue[rep.ints[lo.QUEUE_END]] = r
         rep.ints[lo.QUEUE_END] += 1
     bad = 0
     for i in range(num_replicas):
-        rep = _replica(fleet, i)
+        rep = replica_at(fleet, i)
         left = Limits(lim.ttft, lim.tpot, lim.e2e, lim.max_bad - bad)
-        status = advance(rep, req, out, times, eng, left, _prefix(px, i), _recorder(rec, i), INFINITY)
+        status = _advance(rep, i, req, out, times, eng, left, px, rec, res, group, INFINITY)
         if status != lo.DONE:
             return status
         bad += rep.ints[lo.NUM_BAD]

@@ -23,14 +23,18 @@ __all__ = [
     "Limits",
     "Outputs",
     "Prefix",
+    "Ranks",
     "Recorder",
     "Replica",
     "Requests",
+    "Reservation",
     "Times",
+    "Turn",
     "compiled",
     "new_fleet",
     "new_outputs",
     "new_prefix",
+    "new_ranks",
     "new_recorder",
 ]
 
@@ -98,7 +102,8 @@ SLOTS_BOUND = 25
 MEMORY_BOUND = 26
 PEAK_GATE = 27
 NUM_COUNTED = 28
-NUM_INTS = 29
+WAITED = 29
+NUM_INTS = 30
 
 # Floats of ``Replica.floats``.
 NOW = 0
@@ -107,7 +112,20 @@ MIXED_TIME = 2
 DECODE_TIME = 3
 ROW_TIME = 4
 NEXT_SAMPLE = 5
-NUM_FLOATS = 6
+LAST_EMISSION = 6
+NUM_FLOATS = 7
+
+
+# Integers and floats of ``Turn``.
+PLANNED = 0
+PREFILL_TOKENS = 1
+NUM_PREFILLED = 2
+COUNT = 3
+BLOCKED = 4
+NUM_TURN_INTS = 5
+FIRST = 0
+GROWTH = 1
+NUM_TURN_FLOATS = 2
 
 
 class Times(NamedTuple):
@@ -122,10 +140,15 @@ class Times(NamedTuple):
     prefill_fixed: float
     prefill_per_token: float
     prefill_per_pair: float
+    mixed_row_fixed: float
+    mixed_row_per_token: float
+    experts: NDArray[np.float64]
+    padded_decode_tokens: int
+    padded_mixed_tokens: int
 
 
 class Engine(NamedTuple):
-    """vLLM's scheduling parameters. ``lag`` is 1 with asynchronous scheduling, else 0.
+    """Scheduling parameters, spelt as vLLM spells them. ``lag`` is 1 with asynchronous scheduling, else 0.
 
     ``stop_at_preemption`` ends the run before the first preemption, ``single_step`` turns fast-forward off
     (the reference for tests).
@@ -142,15 +165,39 @@ class Engine(NamedTuple):
     single_step: int
 
 
+class Reservation(NamedTuple):
+    """How an engine works that sets a request's whole KV cache aside when it admits it, see ``reserving.py``.
+
+    ``blocks``, shape (num_requests,), is what each request has set aside. With ``exclusive`` a step that computes
+    prompts runs no decode rows. With ``chunking`` a prompt may be cut, at multiples of ``cut`` tokens; what a
+    prompt takes of a step's budget is rounded up to a multiple of ``charge``. While rows decode, prompts wait for
+    a batch of ``wait_tokens`` tokens (rows included), at most ``wait_steps`` steps.
+    """
+
+    blocks: NDArray[np.int32]
+    exclusive: int
+    chunking: int
+    cut: int
+    charge: int
+    wait_steps: int
+    wait_tokens: float
+
+
 class Requests(NamedTuple):
     """Requests in order of arrival, shape (num_requests,); ``by_length`` is 1 when the output ends by length.
-    ``extra`` is the time outside the engine, added to first and last token."""
+
+    ``arrival`` is the time at which the engine has the request, ``extra`` the time outside the engine, added to
+    first and last token. ``think`` is negative when the arrivals are given. Otherwise the client works in a
+    closed loop: it sends a request ``think`` seconds after it has seen the last token of another one, and the
+    drivers write ``arrival`` from the first request on that is not in the queue at the start.
+    """
 
     arrival: NDArray[np.float64]
     input_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
     by_length: NDArray[np.int8]
     extra: NDArray[np.float64]
+    think: float
 
 
 class Outputs(NamedTuple):
@@ -189,7 +236,8 @@ class Replica(NamedTuple):
 
     ``ring`` holds the heads of lists of requests by the step that emits their last token (``next_same`` links
     them), ``phase`` counts decode rows by the step, modulo the block size, before which they need a block.
-    ``running`` is vLLM's running list in order, with -1 where a request has left.
+    ``running`` is vLLM's running list in order, with -1 where a request has left; the reserving driver keeps the
+    requests there that have emitted their first token since decode rows ran last.
     """
 
     ints: NDArray[np.int64]
@@ -209,6 +257,30 @@ class Replica(NamedTuple):
     state: NDArray[np.int8]
     position: NDArray[np.int32]
     last_emit: NDArray[np.float64]
+
+
+class Turn(NamedTuple):
+    """A step that a rank has planned and not run: its prompt tokens, finished prompts, number of equal decode steps,
+    whether the queue's head did not fit; duration of the first step and what each next one takes longer."""
+
+    ints: NDArray[np.int64]
+    floats: NDArray[np.float64]
+
+
+class Ranks(NamedTuple):
+    """Data parallel ranks of every replica, see ``ranks.py``: ``size`` of each, one after the other in ``replicas``
+    and ``turns``.
+
+    ``last``, shape (num_replicas,), is the rank that was chosen last, ``kv_aware`` the form of the router's score.
+    ``rank_of`` is written: the rank that served each request.
+    """
+
+    size: int
+    kv_aware: int
+    replicas: Replica
+    turns: Turn
+    last: NDArray[np.int64]
+    rank_of: NDArray[np.int32]
 
 
 class Prefix(NamedTuple):
@@ -289,6 +361,21 @@ def new_fleet(engine: Engine, requests: Requests, num_replicas: int, queue_size:
         state=np.zeros(num_requests, np.int8),
         position=np.zeros(num_requests, np.int32),
         last_emit=np.zeros(num_requests),
+    )
+
+
+def new_ranks(
+    engine: Engine, requests: Requests, num_replicas: int, size: int, queue_size: int, kv_aware: bool
+) -> Ranks:
+    """Ranks with nothing running, ``size`` of each of ``num_replicas`` replicas; see :func:`new_fleet`."""
+    n = num_replicas * size
+    return Ranks(
+        size=size,
+        kv_aware=int(kv_aware),
+        replicas=new_fleet(engine, requests, n, queue_size, False),
+        turns=Turn(ints=np.zeros((n, NUM_TURN_INTS), np.int64), floats=np.zeros((n, NUM_TURN_FLOATS))),
+        last=np.full(num_replicas, size - 1, np.int64),
+        rank_of=np.zeros(len(requests.arrival), np.int32),
     )
 
 

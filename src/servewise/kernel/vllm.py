@@ -14,6 +14,7 @@ import math
 from typing import Any
 
 from servewise.kernel import layout as lo
+from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -23,6 +24,7 @@ from servewise.kernel.layout import (
     Replica,
     Requests,
     Times,
+    Turn,
     compiled,
 )
 from servewise.kernel.prefix import hash_blocks, lookup, release_blocks, take_blocks, touch_hits
@@ -57,22 +59,6 @@ def _steps_before_shortage(phase: Any, step: int, free: int, rows: int, limit: i
             return steps
         steps += 1
     return limit
-
-
-@compiled
-def _steps_starting_before(delay: float, first: float, growth: float) -> int:
-    """Largest x with x * first + growth * x * (x - 1) / 2 < delay, for delay > 0."""
-    half = 0.5 * growth
-    if half <= 0.0:
-        x = int(delay / first)
-    else:
-        b = first - half
-        x = int(2.0 * delay / (b + math.sqrt(b * b + 4.0 * half * delay)))
-    while x > 0 and x * first + half * x * (x - 1) >= delay:
-        x -= 1
-    while (x + 1) * first + half * x * (x + 1) < delay:
-        x += 1
-    return x
 
 
 @compiled
@@ -113,19 +99,6 @@ def _sort_by_position(rep: Replica, count: int) -> None:
 
 
 @compiled
-def _record_gap(rec: Recorder, first: float, increment: float, steps: int, weight: int) -> bool:
-    i = rec.counts[0]
-    if i == len(rec.gaps):
-        return False
-    rec.gaps[i, 0] = first
-    rec.gaps[i, 1] = increment
-    rec.gaps[i, 2] = steps
-    rec.gaps[i, 3] = weight
-    rec.counts[0] = i + 1
-    return True
-
-
-@compiled
 def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step: int, lag: int, shift: int) -> None:
     """Give the blocks that running rows have filled with known tokens their identity, where the trace names it."""
     for i in range(top):
@@ -146,12 +119,17 @@ def advance(
     lim: Limits,
     px: Prefix,
     rec: Recorder,
+    turn: Turn | None,
     horizon: float,
 ) -> int:
     """Simulate every step that is planned before ``horizon``; returns a status of ``layout``.
 
-    Mutates everything but ``req``, ``times``, ``eng`` and ``lim``. ``horizon`` must be infinite or not exceed
-    the arrival of any request that is not yet in the replica's queue.
+    Mutates everything but ``req``, ``times``, ``eng`` and ``lim``, and ``req.arrival`` in a closed loop.
+    ``horizon`` must be infinite or not exceed the arrival of any request that is not yet in the replica's queue.
+
+    A rank in lock step with others takes ``turn``s (numba compiles a function of its own for it): it plans a step
+    and returns, and with the next call it runs the step as ``turn`` says by then. A plan that turns out empty
+    leaves ``turn`` without one.
     """
     ints, floats = rep.ints, rep.floats
     step = ints[lo.STEP]
@@ -198,288 +176,293 @@ def advance(
     names_output = caching and px.names_output != 0
     record_gaps = len(rec.gaps) > 0
     record_samples = len(rec.samples) > 0
+    closed = req.think >= 0.0
     far = 1 << 60
     status = lo.DONE
+    planned = 0
+    prefill_tokens = 0
+    num_prefilled = 0
+    count = 1
+    first = 0.0
+    growth = 0.0
+    if turn is not None:
+        planned = turn.ints[lo.PLANNED]
+        turn.ints[lo.PLANNED] = 0
+        prefill_tokens = turn.ints[lo.PREFILL_TOKENS]
+        num_prefilled = turn.ints[lo.NUM_PREFILLED]
+        count = turn.ints[lo.COUNT]
+        first = turn.floats[lo.FIRST]
+        growth = turn.floats[lo.GROWTH]
 
     while True:
-        visible = last_start if (lag == 1 and busy == 1) else now
-        if visible >= horizon:
-            break
-        if lag == 0 and num_pending > 0:
-            if caching and num_pending > 1:
-                _sort_by_position(rep, num_pending)
-            for i in range(num_pending):
-                r = rep.pending[i]
-                if rep.state[r] == lo.ENDED_BY_LENGTH:
-                    whole = req.input_tokens[r] + req.output_tokens[r] - 1
-                    free += _release(px, caching, r, whole, whole, True, shift)
-                    rep.running[rep.position[r]] = -1
-                    rep.state[r] = lo.GONE
-                    num_running -= 1
-            num_pending = 0
-
-        # --- plan: the running list. Decode rows take one token each, the unfinished prefill (always the last
-        # admitted request) the rest of the budget.
-        demand = rep.phase[step & phase_mask]
-        chunk = 0
-        chunk_blocks = 0
-        if partial >= 0:
-            known = req.input_tokens[partial] + rep.generated[partial]
-            chunk = min(known - partial_done, eng.max_num_batched_tokens - rows)
-            chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
-        if eng.stop_at_preemption != 0 and demand + chunk_blocks > free:
-            status = lo.PREEMPTED
-            break
-        preempting = False
-        granted = 0
-        while demand + chunk_blocks - granted > free:
-            preempting = True
-            memory_bound = 1
-            # rows ahead of the one that fails have taken their blocks before the victim gives up its own
-            ahead = min(demand - granted, free)
-            granted += ahead
-            free -= ahead
-            if caching and ahead > 0:
-                take_blocks(px, ahead)
-            preemptions += 1
-            while rep.running[top - 1] < 0:
+        if planned == 0:
+            visible = last_start if (lag == 1 and busy == 1) else now
+            if visible >= horizon:
+                break
+            # --- plan: the running list. Decode rows take one token each, the unfinished prefill (always the last
+            # admitted request) the rest of the budget.
+            demand = rep.phase[step & phase_mask]
+            chunk = 0
+            chunk_blocks = 0
+            if partial >= 0:
+                known = req.input_tokens[partial] + rep.generated[partial]
+                chunk = min(known - partial_done, eng.max_num_batched_tokens - rows)
+                chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
+            if eng.stop_at_preemption != 0 and demand + chunk_blocks > free:
+                status = lo.PREEMPTED
+                break
+            preempting = False
+            granted = 0
+            while demand + chunk_blocks - granted > free:
+                preempting = True
+                memory_bound = 1
+                # rows ahead of the one that fails have taken their blocks before the victim gives up its own
+                ahead = min(demand - granted, free)
+                granted += ahead
+                free -= ahead
+                if caching and ahead > 0:
+                    take_blocks(px, ahead)
+                preemptions += 1
+                while rep.running[top - 1] < 0:
+                    top -= 1
                 top -= 1
-            top -= 1
-            r = rep.running[top]
-            num_running -= 1
-            out.preemptions[r] += 1
-            if r == partial:
-                free += _release(px, caching, r, partial_done, partial_done, False, shift)
-                partial = -1
-                chunk = 0
-                chunk_blocks = 0
-            else:
-                emitted = req.output_tokens[r] - (rep.finish_step[r] - step)
-                length = req.input_tokens[r] + emitted - 1
-                # the token that its running step samples is not known yet, so neither is its last input's block
-                known = length - lag if emitted > rep.generated[r] + 1 else length
-                free += _release(px, caching, r, length, known, rep.state[r] != lo.DECODING, shift)
-                if rep.state[r] != lo.ENDED_BY_LENGTH:
-                    rows -= 1
-                    context -= length + 1
-                    rep.phase[(step - length) & phase_mask] -= 1
-                    demand = rep.phase[step & phase_mask]
-                    if rep.state[r] == lo.ENDED_BY_STOP:
-                        num_wasted -= 1
-                if rep.state[r] != lo.DECODING:
-                    rep.state[r] = lo.GONE
-                    continue
-                rep.generated[r] = emitted
-                rep.last_emit[r] = now
-                _unlink(rep, r, rep.finish_step[r] & ring_mask)
-            rep.state[r] = lo.WAITING
-            rep.preempted[num_preempted] = r
-            num_preempted += 1
-        if preempting and rows > 0:
-            if next_finish < far:
-                next_finish = step + 1
-                while rep.ring[next_finish & ring_mask] < 0 and next_finish - step <= ring_mask:
-                    next_finish += 1
-                if next_finish - step > ring_mask:
-                    next_finish = far
-        elif preempting:
-            next_finish = far
-        free -= demand + chunk_blocks - granted
-        if caching and demand + chunk_blocks > granted:
-            take_blocks(px, demand + chunk_blocks - granted)
-        if names_output and rep.phase[(step + 1 - lag) & phase_mask] > 0:
-            _hash_named_outputs(rep, req, px, top, step, lag, shift)
-        budget = eng.max_num_batched_tokens - rows - chunk
-        num_prefilled = 0
-        prefill_tokens = chunk
-        pairs = 0.0
-        if partial >= 0:
-            pairs = chunk * (partial_done + 0.5 * (chunk + 1))
-            partial_done += chunk
-            if caching:
-                hash_blocks(px, partial, partial_done >> shift)
-            if partial_done == req.input_tokens[partial] + rep.generated[partial]:
-                rep.prefilled[num_prefilled] = partial
-                num_prefilled += 1
-                partial = -1
-            else:
-                budget_bound = 1
-
-        # --- plan: the waiting queue, head first, until something does not fit.
-        blocked = False
-        if not preempting:
-            while num_preempted > 0 or (head < end and req.arrival[rep.queue[head]] <= visible):
-                if budget <= 0:
-                    budget_bound = 1
-                    blocked = True
-                    break
-                if num_running >= eng.max_num_seqs:
-                    slots_bound = 1
-                    blocked = True
-                    break
-                r = rep.preempted[num_preempted - 1] if num_preempted > 0 else rep.queue[head]
-                known = req.input_tokens[r] + rep.generated[r]
-                hit = 0
-                hit_free = 0
-                if caching:
-                    hit, hit_free = lookup(px, r, (known - 1) >> shift)
-                done = hit << shift
-                chunk = min(known - done, budget)
-                gate = known if eng.reserve_full != 0 else done + chunk
-                needed = _blocks(gate, shift) - hit + hit_free
-                if needed > free:
-                    memory_bound = 1
-                    blocked = True
-                    break
-                peak_gate = max(peak_gate, eng.num_blocks - free + needed)
-                if num_preempted > 0:
-                    num_preempted -= 1
-                else:
-                    head += 1
-                    out.cached[r] = done
-                fresh = _blocks(done + chunk, shift) - hit
-                free -= fresh + hit_free
-                if caching:
-                    touch_hits(px, r, hit)
-                    take_blocks(px, fresh)
-                    hash_blocks(px, r, (done + chunk) >> shift)
-                if top == len(rep.running):
-                    top = _compact(rep, top)
-                rep.running[top] = r
-                rep.position[r] = top
-                top += 1
-                num_running += 1
-                budget -= chunk
-                prefill_tokens += chunk
-                pairs += chunk * (done + 0.5 * (chunk + 1))
-                if done + chunk == known:
-                    rep.prefilled[num_prefilled] = r
-                    num_prefilled += 1
-                else:
-                    rep.state[r] = lo.PREFILLING
-                    partial = r
-                    partial_done = done + chunk
-        if caching and px.counters[0] != 0:
-            status = lo.OVERFLOW
-            break
-        if free < least_free:
-            least_free = free
-        if num_running > peak_running:
-            peak_running = num_running
-
-        # --- the previous step's output is processed: requests that ended leave, after this plan.
-        released = False
-        if caching and num_pending > 1:
-            _sort_by_position(rep, num_pending)
-        if lag == 1 and num_pending > 0:
-            for i in range(num_pending):
-                r = rep.pending[i]
-                if rep.state[r] == lo.GONE:
-                    continue
-                whole = req.input_tokens[r] + req.output_tokens[r] - 1
-                scheduled = whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole
-                free += _release(px, caching, r, scheduled, whole, True, shift)
-                rep.running[rep.position[r]] = -1
+                r = rep.running[top]
                 num_running -= 1
-                released = True
-        if num_running == 0:
-            top = 0
+                out.preemptions[r] += 1
+                if r == partial:
+                    free += _release(px, caching, r, partial_done, partial_done, False, shift)
+                    partial = -1
+                    chunk = 0
+                    chunk_blocks = 0
+                else:
+                    emitted = req.output_tokens[r] - (rep.finish_step[r] - step)
+                    length = req.input_tokens[r] + emitted - 1
+                    # the token that its running step samples is not known yet, so neither is its last input's block
+                    known = length - lag if emitted > rep.generated[r] + 1 else length
+                    free += _release(px, caching, r, length, known, rep.state[r] != lo.DECODING, shift)
+                    if rep.state[r] != lo.ENDED_BY_LENGTH:
+                        rows -= 1
+                        context -= length + 1
+                        rep.phase[(step - length) & phase_mask] -= 1
+                        demand = rep.phase[step & phase_mask]
+                        if rep.state[r] == lo.ENDED_BY_STOP:
+                            num_wasted -= 1
+                    if rep.state[r] != lo.DECODING:
+                        rep.state[r] = lo.GONE
+                        continue
+                    rep.generated[r] = emitted
+                    rep.last_emit[r] = now
+                    _unlink(rep, r, rep.finish_step[r] & ring_mask)
+                rep.state[r] = lo.WAITING
+                rep.preempted[num_preempted] = r
+                num_preempted += 1
+            if preempting and rows > 0:
+                if next_finish < far:
+                    next_finish = step + 1
+                    while rep.ring[next_finish & ring_mask] < 0 and next_finish - step <= ring_mask:
+                        next_finish += 1
+                    if next_finish - step > ring_mask:
+                        next_finish = far
+            elif preempting:
+                next_finish = far
+            free -= demand + chunk_blocks - granted
+            if caching and demand + chunk_blocks > granted:
+                take_blocks(px, demand + chunk_blocks - granted)
+            if names_output and rep.phase[(step + 1 - lag) & phase_mask] > 0:
+                _hash_named_outputs(rep, req, px, top, step, lag, shift)
+            budget = eng.max_num_batched_tokens - rows - chunk
+            num_prefilled = 0
+            prefill_tokens = chunk
+            pairs = 0.0
+            if partial >= 0:
+                pairs = chunk * (partial_done + 0.5 * (chunk + 1))
+                partial_done += chunk
+                if caching:
+                    hash_blocks(px, partial, partial_done >> shift)
+                if partial_done == req.input_tokens[partial] + rep.generated[partial]:
+                    rep.prefilled[num_prefilled] = partial
+                    num_prefilled += 1
+                    partial = -1
+                else:
+                    budget_bound = 1
 
-        if rows == 0 and prefill_tokens == 0:
-            num_pending = 0
-            if busy == 1:
-                busy = 0
-                continue
-            if num_preempted > 0 or (head < end and req.arrival[rep.queue[head]] <= now):
-                status = lo.STUCK
-                break
-            if head == end or req.arrival[rep.queue[head]] >= horizon:
-                break
-            now = req.arrival[rep.queue[head]]
-            continue
-
-        if record_samples and now >= next_sample:
-            i = rec.counts[1]
-            if i == len(rec.samples):
+            # --- plan: the waiting queue, head first, until something does not fit.
+            blocked = False
+            if not preempting:
+                while num_preempted > 0 or (head < end and req.arrival[rep.queue[head]] <= visible):
+                    if budget <= 0:
+                        budget_bound = 1
+                        blocked = True
+                        break
+                    if num_running >= eng.max_num_seqs:
+                        slots_bound = 1
+                        blocked = True
+                        break
+                    r = rep.preempted[num_preempted - 1] if num_preempted > 0 else rep.queue[head]
+                    known = req.input_tokens[r] + rep.generated[r]
+                    hit = 0
+                    hit_free = 0
+                    if caching:
+                        hit, hit_free = lookup(px, r, (known - 1) >> shift)
+                    done = hit << shift
+                    chunk = min(known - done, budget)
+                    gate = known if eng.reserve_full != 0 else done + chunk
+                    needed = _blocks(gate, shift) - hit + hit_free
+                    if needed > free:
+                        memory_bound = 1
+                        blocked = True
+                        break
+                    peak_gate = max(peak_gate, eng.num_blocks - free + needed)
+                    if num_preempted > 0:
+                        num_preempted -= 1
+                    else:
+                        head += 1
+                        out.cached[r] = done
+                    fresh = _blocks(done + chunk, shift) - hit
+                    free -= fresh + hit_free
+                    if caching:
+                        touch_hits(px, r, hit)
+                        take_blocks(px, fresh)
+                        hash_blocks(px, r, (done + chunk) >> shift)
+                    if top == len(rep.running):
+                        top = _compact(rep, top)
+                    rep.running[top] = r
+                    rep.position[r] = top
+                    top += 1
+                    num_running += 1
+                    budget -= chunk
+                    prefill_tokens += chunk
+                    pairs += chunk * (done + 0.5 * (chunk + 1))
+                    if done + chunk == known:
+                        rep.prefilled[num_prefilled] = r
+                        num_prefilled += 1
+                    else:
+                        rep.state[r] = lo.PREFILLING
+                        partial = r
+                        partial_done = done + chunk
+            if caching and px.counters[0] != 0:
                 status = lo.OVERFLOW
                 break
-            come = head
-            beyond = end
-            while come < beyond:
-                middle = (come + beyond) >> 1
-                if req.arrival[rep.queue[middle]] <= now:
-                    come = middle + 1
-                else:
-                    beyond = middle
-            rec.samples[i, 0] = now
-            rec.samples[i, 1] = num_running
-            rec.samples[i, 2] = num_preempted + come - head
-            rec.samples[i, 3] = eng.num_blocks - free
-            rec.counts[1] = i + 1
-            next_sample = now + rec.sample_every
+            if free < least_free:
+                least_free = free
+            if num_running > peak_running:
+                peak_running = num_running
+
+            # --- the previous step's output is processed: requests that ended leave, after this plan.
+            released = False
+            if caching and num_pending > 1:
+                _sort_by_position(rep, num_pending)
+            if lag == 1 and num_pending > 0:
+                for i in range(num_pending):
+                    r = rep.pending[i]
+                    if rep.state[r] == lo.GONE:
+                        continue
+                    whole = req.input_tokens[r] + req.output_tokens[r] - 1
+                    scheduled = whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole
+                    free += _release(px, caching, r, scheduled, whole, True, shift)
+                    rep.running[rep.position[r]] = -1
+                    num_running -= 1
+                    released = True
+            if num_running == 0:
+                top = 0
+
+            if record_samples and now >= next_sample:
+                next_sample = now + rec.sample_every
+                used = eng.num_blocks - free
+                if not record_sample(rec, rep, req, head, end, now, num_running, num_preempted, used):
+                    status = lo.OVERFLOW
+                    break
+
+            if rows == 0 and prefill_tokens == 0:
+                num_pending = 0
+                if busy == 1:
+                    busy = 0
+                    if turn is not None:
+                        break
+                    continue
+                if num_preempted > 0 or (head < end and req.arrival[rep.queue[head]] <= now):
+                    status = lo.STUCK
+                    break
+                if turn is not None:
+                    break
+                if head == end or req.arrival[rep.queue[head]] >= horizon:
+                    break
+                now = req.arrival[rep.queue[head]]
+                continue
+
+            # --- how long it takes, and how many decode steps are like it.
+            attention = 0.0
+            slope = 0.0
+            if rows > 0:
+                while context < times.knots[knot] * rows:
+                    knot -= 1
+                while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
+                    knot += 1
+                slope = times.attention_slope[rows, knot]
+                attention = times.attention_base[rows, knot] + slope * context
+            growth = slope * rows
+            count = 1
+            if prefill_tokens > 0:
+                first = (
+                    times.mixed_tokens[rows + prefill_tokens]
+                    + max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
+                    + times.sample[rows + num_prefilled]
+                    + times.prefill_fixed
+                    + times.prefill_per_token * prefill_tokens
+                    + times.prefill_per_pair * pairs
+                )
+            else:
+                first = times.decode_fixed[rows] + attention
+                if eng.single_step == 0 and num_wasted == 0 and not preempting and not (blocked and released):
+                    count = next_finish - step
+                    if knot + 1 < num_knots:
+                        count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
+                    if count > 1:
+                        count = 1 + _steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
+                    if names_output:  # blocks that fill up get their identity in the plan of that very step
+                        silent = 1
+                        while silent < count and rep.phase[(step + 1 - lag + silent) & phase_mask] == 0:
+                            silent += 1
+                        count = silent
+                    if count > 1 and not blocked:
+                        arrival = horizon
+                        if head < end:
+                            arrival = min(arrival, req.arrival[rep.queue[head]])
+                        delay = arrival - now
+                        if delay <= 0.0:
+                            count = 1
+                        elif (count - 1) * (first + 0.5 * growth * (count - 2)) >= delay:
+                            count = min(count, 1 + lag + steps_starting_before(delay, first, growth))
+            if turn is not None:
+                turn.ints[lo.PLANNED] = 1
+                turn.ints[lo.PREFILL_TOKENS] = prefill_tokens
+                turn.ints[lo.NUM_PREFILLED] = num_prefilled
+                turn.ints[lo.COUNT] = count
+                turn.ints[lo.BLOCKED] = int(blocked)
+                turn.floats[lo.FIRST] = first
+                turn.floats[lo.GROWTH] = growth
+                break
+        planned = 0
 
         # --- run: one step, or a window of decode steps.
-        attention = 0.0
-        slope = 0.0
-        if rows > 0:
-            while context < times.knots[knot] * rows:
-                knot -= 1
-            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                knot += 1
-            slope = times.attention_slope[rows, knot]
-            attention = times.attention_base[rows, knot] + slope * context
-        growth = slope * rows
-        count = 1
+        if count > 1:
+            extra = ((count - 1) >> shift) * rows
+            for i in range((count - 1) & ~phase_mask, count - 1):
+                extra += rep.phase[(step + 1 + i) & phase_mask]
+            free -= extra
+            if free < least_free:
+                least_free = free
+            if caching and extra > 0:
+                take_blocks(px, extra)
+        elapsed = count * first + 0.5 * growth * count * (count - 1)
         if prefill_tokens > 0:
-            first = (
-                times.mixed_tokens[rows + prefill_tokens]
-                + attention
-                + times.sample[rows + num_prefilled]
-                + times.prefill_fixed
-                + times.prefill_per_token * prefill_tokens
-                + times.prefill_per_pair * pairs
-            )
-            mixed_time += first
-            if rows + prefill_tokens > peak_tokens:
-                peak_tokens = rows + prefill_tokens
+            mixed_time += elapsed
+            peak_tokens = max(peak_tokens, rows + prefill_tokens)
         else:
-            first = times.decode_fixed[rows] + attention
-            if eng.single_step == 0 and num_wasted == 0 and not preempting and not (blocked and released):
-                count = next_finish - step
-                if knot + 1 < num_knots:
-                    count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
-                if count > 1:
-                    count = 1 + _steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
-                if names_output:  # blocks that fill up get their identity in the plan of that very step
-                    silent = 1
-                    while silent < count and rep.phase[(step + 1 - lag + silent) & phase_mask] == 0:
-                        silent += 1
-                    count = silent
-                if count > 1 and not blocked:
-                    arrival = horizon
-                    if head < end:
-                        arrival = min(arrival, req.arrival[rep.queue[head]])
-                    delay = arrival - now
-                    if delay <= 0.0:
-                        count = 1
-                    elif (count - 1) * (first + 0.5 * growth * (count - 2)) >= delay:
-                        count = min(count, 1 + lag + _steps_starting_before(delay, first, growth))
-                if count > 1:
-                    extra = 0
-                    full = (count - 1) >> shift
-                    extra = full * rows
-                    for i in range(full << shift, count - 1):
-                        extra += rep.phase[(step + 1 + i) & phase_mask]
-                    free -= extra
-                    if free < least_free:
-                        least_free = free
-                    if caching and extra > 0:
-                        take_blocks(px, extra)
-            decode_time += count * first + 0.5 * growth * count * (count - 1)
-        if record_gaps and rows > num_wasted and not _record_gap(rec, first, growth, count, rows - num_wasted):
+            decode_time += elapsed
+        if record_gaps and rows > num_wasted and not record_gap(rec, first, growth, count, rows - num_wasted):
             status = lo.OVERFLOW
             break
-        elapsed = count * first + 0.5 * growth * count * (count - 1)
         last_start = now + (count - 1) * first + 0.5 * growth * (count - 1) * (count - 2)
         row_time += rows * elapsed
         now += elapsed
@@ -509,7 +492,7 @@ def advance(
             length = req.input_tokens[r] + rep.generated[r]
             if rep.generated[r] == 0:
                 out.first[r] = now + req.extra[r]
-            elif record_gaps and not _record_gap(rec, now - rep.last_emit[r], 0.0, 1, 1):
+            elif record_gaps and not record_gap(rec, now - rep.last_emit[r], 0.0, 1, 1):
                 status = lo.OVERFLOW
             finish = step + req.output_tokens[r] - rep.generated[r] - 1
             rep.finish_step[r] = finish
@@ -534,16 +517,11 @@ def advance(
                 if len(rep.finish_times) > 0:
                     rep.finish_times[ints[lo.NUM_FINISHED] + finished] = now
                 finished += 1
-                end_time = now + req.extra[r]
-                out.last[r] = end_time
-                arrived = req.arrival[r]
-                tokens = req.output_tokens[r]
-                if (
-                    out.first[r] - arrived > lim.ttft
-                    or end_time - arrived > lim.e2e
-                    or (tokens > 1 and (end_time - out.first[r]) / (tokens - 1) > lim.tpot)
-                ):
+                out.last[r] = now + req.extra[r]
+                if misses(req, out, lim, r):
                     num_bad += 1
+                if closed:
+                    end = send_next(req, end, out.last[r] + req.think)
                 rep.pending[num_pending] = r
                 num_pending += 1
                 if lag == 1 and req.by_length[r] == 0:
@@ -551,7 +529,7 @@ def advance(
                     num_wasted += 1
                 else:
                     rep.state[r] = lo.ENDED_BY_LENGTH
-                    length = req.input_tokens[r] + tokens - 1
+                    length = req.input_tokens[r] + req.output_tokens[r] - 1
                     rows -= 1
                     context -= length + 1
                     rep.phase[(step - length) & phase_mask] -= 1
@@ -565,6 +543,20 @@ def advance(
             if num_bad > lim.max_bad:
                 status = lo.BROKEN
                 break
+        if lag == 0 and num_pending > 0:  # the next plan knows that they ended
+            if caching and num_pending > 1:
+                _sort_by_position(rep, num_pending)
+            for i in range(num_pending):
+                r = rep.pending[i]
+                if rep.state[r] == lo.ENDED_BY_LENGTH:
+                    whole = req.input_tokens[r] + req.output_tokens[r] - 1
+                    free += _release(px, caching, r, whole, whole, True, shift)
+                    rep.running[rep.position[r]] = -1
+                    rep.state[r] = lo.GONE
+                    num_running -= 1
+            num_pending = 0
+        if turn is not None:
+            break
 
     ints[lo.STEP] = step
     ints[lo.ROWS] = rows
@@ -576,6 +568,7 @@ def advance(
     ints[lo.PARTIAL_DONE] = partial_done
     ints[lo.NUM_PREEMPTED_WAITING] = num_preempted
     ints[lo.QUEUE_HEAD] = head
+    ints[lo.QUEUE_END] = end
     ints[lo.NEXT_FINISH] = next_finish
     ints[lo.NUM_PENDING] = num_pending
     ints[lo.NUM_WASTED] = num_wasted

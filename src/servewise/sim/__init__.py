@@ -2,8 +2,9 @@
 
 from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
+from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed, pack_requests
-from servewise.sim.run import Outcome, run, simulate, to_log
+from servewise.sim.run import run, simulate, simulate_closed_loop
 
 __all__ = [
     "MAX_PREFIX_AWARE_REPLICAS",
@@ -13,5 +14,6 @@ __all__ = [
     "pack_requests",
     "run",
     "simulate",
+    "simulate_closed_loop",
     "to_log",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,20 +10,12 @@ from numpy.typing import NDArray
 
 from servewise.errors import InputError, SimulationError
 from servewise.kernel import fleet, layout
-from servewise.sim.pack import Packed, pack_engine, pack_requests, pack_times
-from servewise.types import (
-    Deployment,
-    ItlSegments,
-    MemoryReport,
-    Promise,
-    RequestLog,
-    RequestStatus,
-    StepModel,
-    Timeline,
-    Workload,
-)
+from servewise.sim.check import check, check_reservation
+from servewise.sim.outcome import Outcome, to_log
+from servewise.sim.pack import Packed, num_ranks, pack_engine, pack_requests, pack_reservation, pack_times
+from servewise.types import Deployment, MemoryReport, Promise, RequestLog, StepModel, Workload
 
-__all__ = ["Outcome", "run", "simulate"]
+__all__ = ["run", "simulate", "simulate_closed_loop"]
 
 ROUTERS = {
     "round_robin": fleet.ROUND_ROBIN,
@@ -32,78 +25,36 @@ ROUTERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one simulation saw, before it is made into a log.
+class _Task:
+    """The kernel's input; ``concurrency`` is 0 in an open loop.
 
-    Parameters
-    ----------
-    broken : bool
-        The run was stopped because more requests than allowed had missed the limits.
-    num_bad : int
-        Accepted requests that missed them (so far, when broken) plus the rejected ones.
-    packed : Packed
-    outputs : layout.Outputs
-    replica_of : int32 array, shape (num_accepted,)
-    counters : int64 array, shape (num_replicas, layout.NUM_INTS)
-    times : float64 array, shape (num_replicas, layout.NUM_FLOATS)
-    recorder : layout.Recorder
-    num_kv_blocks : int
+    ``ranks`` of every replica are in lock step; ``kv_aware`` is the form of the score by which a replica chooses one.
     """
 
-    broken: bool
-    num_bad: int
     packed: Packed
+    engine: layout.Engine
+    reservation: layout.Reservation | None
+    times: layout.Times
+    limits: layout.Limits
+    num_replicas: int
+    router: int
+    record_itl: bool
+    num_samples: int
+    sample_every_s: float
+    concurrency: int = 0
+    ranks: int = 1
+    kv_aware: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """What the kernel leaves behind; ``fleet`` has a row for every rank of every replica."""
+
+    fleet: layout.Replica
+    requests: layout.Requests
     outputs: layout.Outputs
     replica_of: NDArray[np.int32]
-    counters: NDArray[np.int64]
-    times: NDArray[np.float64]
     recorder: layout.Recorder
-    num_kv_blocks: int
-
-    @property
-    def num_simulated(self) -> int:
-        """Requests that finished in the simulation."""
-        return int(self.counters[:, layout.NUM_FINISHED].sum())
-
-    @property
-    def num_preemptions(self) -> int:
-        """Preemptions over all replicas."""
-        return int(self.counters[:, layout.NUM_PREEMPTIONS].sum())
-
-    @property
-    def peak_running(self) -> int:
-        """Most requests a replica ran at once."""
-        return int(self.counters[:, layout.PEAK_RUNNING].max())
-
-    @property
-    def peak_kv_blocks(self) -> int:
-        """Most blocks a replica's running requests held."""
-        return int(self.counters[:, layout.PEAK_BLOCKS].max())
-
-    @property
-    def peak_batched_tokens(self) -> int:
-        """Most tokens of a step with prefill."""
-        return int(self.counters[:, layout.PEAK_TOKENS].max())
-
-    @property
-    def budget_bound(self) -> bool:
-        """Whether the token budget ever held anything back."""
-        return bool(self.counters[:, layout.BUDGET_BOUND].any())
-
-    @property
-    def slots_bound(self) -> bool:
-        """Whether ``max_num_seqs`` ever held anything back."""
-        return bool(self.counters[:, layout.SLOTS_BOUND].any())
-
-    @property
-    def needed_kv_blocks(self) -> int:
-        """Fewest blocks with which a replica would have run the same, if memory never held anything back."""
-        return max(self.peak_kv_blocks, int(self.counters[:, layout.PEAK_GATE].max()))
-
-    @property
-    def memory_bound(self) -> bool:
-        """Whether the number of KV blocks ever held anything back."""
-        return bool(self.counters[:, layout.MEMORY_BOUND].any())
 
 
 def simulate(
@@ -119,7 +70,10 @@ def simulate(
     num_samples: int = 0,
     fast_forward: bool = True,
 ) -> Outcome:
-    """Simulate a fleet on a workload.
+    """Simulate a fleet of vLLM, SGLang or TensorRT-LLM on a workload.
+
+    Data parallel ranks of vLLM run in lock step behind the engine's own router (docs/vllm-scheduler.md). Of other
+    engines' ranks one is simulated: give it its share of the workload.
 
     Parameters
     ----------
@@ -145,13 +99,15 @@ def simulate(
     SimulationError
         When the kernel reports a state that must not exist.
     """
-    _check(deployment, step_model, memory)
+    ranks = num_ranks(deployment)
+    check(deployment, step_model, memory, num_rows=deployment.max_rows, num_ranks=ranks)
     if packed is None:
         packed = pack_requests(workload, deployment, step_model.table)
     joint = promise or Promise()
     task = _Task(
         packed=packed,
         engine=pack_engine(deployment, memory.num_kv_blocks, fast_forward=fast_forward),
+        reservation=pack_reservation(packed, deployment),
         times=pack_times(step_model.table),
         # a missing limit is one that nothing exceeds
         limits=layout.Limits(
@@ -165,9 +121,108 @@ def simulate(
         record_itl=record_itl,
         num_samples=num_samples,
         sample_every_s=max(workload.span_s, 1.0) / max(num_samples, 1),
+        ranks=ranks,
+        kv_aware=routes_by_kv_use(deployment),
     )
+    return _outcome(task, deployment, memory, knows_prefix=workload.prefix is not None)
+
+
+def simulate_closed_loop(
+    workload: Workload,
+    deployment: Deployment,
+    step_model: StepModel,
+    memory: MemoryReport,
+    *,
+    concurrency: int,
+    think_s: float = 0.0,
+    fast_forward: bool = True,
+) -> Outcome:
+    """Simulate one replica and a client that keeps a fixed number of requests in flight.
+
+    Of data parallel ranks one is simulated: give it its share of the concurrency.
+
+    The workload's arrival times are not used. Its first ``concurrency`` requests reach the engine at 0. Whenever
+    the client has seen the last token of a request, which is its last emission plus the request's time outside
+    the engine (``request_fixed_s + request_s_per_input_token * input_tokens``), the next request of the workload,
+    in order, reaches the engine ``think_s`` later. The time outside the engine is one round trip: the way back of
+    the finished request and the way in of the next one, counted once, with the finished one's value; TTFT and E2E
+    of a request count its own, from its arrival at the engine. Requests that the engine rejects take no time.
+
+    Parameters
+    ----------
+    workload, deployment, step_model, memory
+        What is sent, what serves it, how long its steps take, and how many KV blocks it has. The step table need
+        not cover more rows than can be in flight.
+    concurrency : int
+        Requests in flight.
+    think_s : float
+        From the last token that the client sees to its next request [s].
+    fast_forward : bool
+        False computes every single step, for comparison.
+
+    Returns
+    -------
+    Outcome
+        ``packed.requests.arrival`` holds the times at which the engine had the requests.
+
+    Raises
+    ------
+    InputError
+        When there is more than one replica, ``concurrency`` or ``think_s`` is out of range, the deployment does
+        not fit in memory, or a setting contradicts the step table.
+    SimulationError
+        When the kernel reports a state that must not exist.
+    """
+    if deployment.num_replicas != 1:
+        raise InputError(
+            f"a closed loop is simulated on one replica, got {deployment.num_replicas}; set num_replicas to 1 and "
+            "give it its share of the concurrency"
+        )
+    if concurrency < 1:
+        raise InputError(f"concurrency must be at least 1, got {concurrency}")
+    if not 0.0 <= think_s < np.inf:
+        raise InputError(f"think_s must be 0 or more and finite, got {think_s}")
+    packed = pack_requests(workload, deployment, step_model.table)
+    # a request that ended by a stop token has a row in one more step, beside the one that follows it
+    in_flight = concurrency if packed.requests.by_length.all() else 2 * concurrency
+    check(deployment, step_model, memory, num_rows=min(deployment.max_rows, in_flight))
+    task = _Task(
+        packed=replace(packed, requests=packed.requests._replace(think=think_s)),
+        engine=pack_engine(deployment, memory.num_kv_blocks, fast_forward=fast_forward),
+        reservation=pack_reservation(packed, deployment),
+        times=pack_times(step_model.table),
+        limits=layout.Limits(ttft=np.inf, tpot=np.inf, e2e=np.inf, max_bad=1 << 60),
+        num_replicas=1,
+        router=fleet.ROUND_ROBIN,
+        record_itl=False,
+        num_samples=0,
+        sample_every_s=1.0,
+        concurrency=concurrency,
+    )
+    return _outcome(task, deployment, memory, knows_prefix=workload.prefix is not None)
+
+
+def routes_by_kv_use(deployment: Deployment) -> bool:
+    """Whether vLLM's router between ranks weighs waiting requests by the use of the KV cache.
+
+    Sources
+    -------
+    vLLM pull request 49204 (merged in July 2026, after 0.26.0, whose ``v1/engine/core_client.py`` still counts a
+    waiting request as four running ones); 0.33.0 has it. That 0.27.0 is the first with it is assumed.
+    """
+    return _version(deployment.engine_version) >= (0, 27)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def _outcome(task: _Task, deployment: Deployment, memory: MemoryReport, *, knows_prefix: bool) -> Outcome:
+    """Run a task and unpack its end."""
+    if task.reservation is not None:
+        check_reservation(task.reservation, task.engine, memory.block_size_tokens)
     status = layout.PREEMPTED
-    if task.engine.caching and workload.prefix is None:
+    if task.engine.caching and not knows_prefix:
         # where nothing is known to be shared, the cache serves only requests that return from a preemption
         without = task.engine._replace(caching=0, stop_at_preemption=1)
         status, end = _run_until_it_fits(replace(task, engine=without))
@@ -181,8 +236,8 @@ def simulate(
     num_bad = int(end.fleet.ints[:, layout.NUM_BAD].sum())
     return Outcome(
         broken=num_bad > task.limits.max_bad,
-        num_bad=num_bad + packed.num_rejected,
-        packed=packed,
+        num_bad=num_bad + task.packed.num_rejected,
+        packed=replace(task.packed, requests=end.requests),
         outputs=end.outputs,
         replica_of=end.replica_of,
         counters=end.fleet.ints,
@@ -190,31 +245,6 @@ def simulate(
         recorder=end.recorder,
         num_kv_blocks=memory.num_kv_blocks,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """The kernel's input."""
-
-    packed: Packed
-    engine: layout.Engine
-    times: layout.Times
-    limits: layout.Limits
-    num_replicas: int
-    router: int
-    record_itl: bool
-    num_samples: int
-    sample_every_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """What the kernel leaves behind."""
-
-    fleet: layout.Replica
-    outputs: layout.Outputs
-    replica_of: NDArray[np.int32]
-    recorder: layout.Recorder
 
 
 def _run_until_it_fits(task: _Task) -> tuple[int, _End]:
@@ -238,15 +268,27 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
     num_requests = len(packed.requests.arrival)
     by_turns = task.router == fleet.ROUND_ROBIN
     room = -(-num_requests // num_replicas) if by_turns else num_requests
+    requests = packed.requests
+    if task.concurrency:  # the kernel writes the arrivals, of every run anew
+        at_once = np.arange(num_requests) < task.concurrency
+        requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
+    replicas = layout.new_fleet(engine, requests, num_replicas, room, not by_turns)
+    group = None
+    if task.ranks > 1:
+        group = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware)
     end = _End(
-        fleet=layout.new_fleet(engine, packed.requests, num_replicas, room, not by_turns),
+        requests=requests,
+        fleet=replicas if group is None else group.replicas,
         outputs=layout.new_outputs(num_requests),
         replica_of=np.zeros(num_requests, np.int32),
-        recorder=layout.new_recorder(num_replicas, num_gaps, num_rows, task.sample_every_s),
+        recorder=layout.new_recorder(num_replicas * task.ranks, num_gaps, num_rows, task.sample_every_s),
     )
+    if task.reservation is not None:
+        end.outputs.cached[:] = -1  # unknown: this driver has no prefix cache
+    replicas.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
     prefix = layout.new_prefix(
         engine,
-        num_replicas,
+        num_replicas * task.ranks,
         packed.node_offsets,
         packed.nodes,
         packed.span_shift,
@@ -255,14 +297,16 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
         num_entries,
     )
     status = fleet.run_fleet(
-        end.fleet,
-        packed.requests,
+        replicas,
+        requests,
         end.outputs,
         task.times,
         engine,
         task.limits,
         prefix,
         end.recorder,
+        task.reservation,
+        group,
         task.router,
         end.replica_of,
         np.zeros(num_replicas, np.int64),
@@ -296,100 +340,3 @@ def run(
         fast_forward=fast_forward,
     )
     return to_log(workload, outcome)
-
-
-def to_log(workload: Workload, outcome: Outcome) -> RequestLog:
-    """Make a log of a finished simulation; rejected requests are rows without times."""
-    n = workload.num_requests
-    where = outcome.packed.accepted if outcome.packed.accepted is not None else np.arange(n)
-
-    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        full = np.full(n, np.nan)
-        full[where] = values
-        return full
-
-    def counts(values: NDArray[np.int32], missing: int = 0) -> NDArray[np.int64]:
-        full = np.full(n, missing, np.int64)
-        full[where] = values
-        return full
-
-    status = np.full(n, RequestStatus.REJECTED, np.int8)
-    status[where] = np.where(np.isnan(outcome.outputs.last), RequestStatus.UNFINISHED, RequestStatus.OK)
-    knows_prefix = workload.prefix is not None
-    return RequestLog(
-        intended_s=workload.arrival_s,
-        sent_s=workload.arrival_s,
-        first_token_s=times(outcome.outputs.first),
-        last_token_s=times(outcome.outputs.last),
-        input_tokens=workload.input_tokens,
-        output_tokens=counts(outcome.packed.requests.output_tokens),
-        cached_tokens=counts(outcome.outputs.cached) if knows_prefix else np.full(n, -1, np.int64),
-        num_preemptions=counts(outcome.outputs.preemptions),
-        replica=counts(outcome.replica_of, -1),
-        status=status,
-        itl=_gaps(outcome.recorder),
-        timeline=_timeline(outcome),
-    )
-
-
-def _gaps(recorder: layout.Recorder) -> ItlSegments | None:
-    if recorder.gaps.shape[1] == 0:
-        return None
-    rows = np.concatenate([recorder.gaps[i, : recorder.counts[i, 0]] for i in range(len(recorder.gaps))])
-    return ItlSegments(
-        first_s=rows[:, 0],
-        increment_s=rows[:, 1],
-        steps=rows[:, 2].astype(np.int64),
-        weight=rows[:, 3].astype(np.int64),
-    )
-
-
-def _timeline(outcome: Outcome) -> Timeline | None:
-    """Sum the replicas' samples on one grid of times; each replica holds its last sampled state."""
-    recorder = outcome.recorder
-    if recorder.samples.shape[1] == 0:
-        return None
-    rows = [recorder.samples[i, : recorder.counts[i, 1]] for i in range(len(recorder.samples))]
-    end = max((float(r[-1, 0]) for r in rows if len(r)), default=0.0)
-    grid = np.arange(0.0, end + recorder.sample_every, recorder.sample_every)
-    total = np.zeros((3, len(grid)))
-    for samples in rows:
-        places = np.searchsorted(samples[:, 0], grid, side="right") - 1
-        seen = places >= 0
-        total[:, seen] += samples[places[seen], 1:].T
-    return Timeline(
-        time_s=grid,
-        running=total[0],
-        waiting=total[1],
-        kv_used_frac=total[2] / (outcome.num_kv_blocks * len(rows)),
-    )
-
-
-def _check(deployment: Deployment, step_model: StepModel, memory: MemoryReport) -> None:
-    params, table = deployment.vllm_params, step_model.table
-    if deployment.router == "prefix_aware" and deployment.num_replicas > fleet.MAX_PREFIX_AWARE_REPLICAS:
-        raise InputError(
-            f"the prefix_aware router is simulated for at most {fleet.MAX_PREFIX_AWARE_REPLICAS} replicas, "
-            f"got {deployment.num_replicas}; use least_requests"
-        )
-    if not memory.fits:
-        raise InputError(f"the deployment does not fit: {memory.reason}")
-    if memory.kv_capacity_tokens < params.max_model_len:
-        raise InputError(
-            f"max_model_len {params.max_model_len} exceeds the KV capacity of {memory.kv_capacity_tokens} "
-            "tokens; lower it, or use more or larger GPUs"
-        )
-    if not params.enable_chunked_prefill:
-        raise InputError("only chunked prefill is simulated; set enable_chunked_prefill")
-    if params.block_size_tokens & (params.block_size_tokens - 1):
-        raise InputError(f"block_size_tokens must be a power of two, got {params.block_size_tokens}")
-    if params.max_num_batched_tokens < params.max_num_seqs:
-        raise InputError(
-            f"max_num_batched_tokens {params.max_num_batched_tokens} is below max_num_seqs "
-            f"{params.max_num_seqs}; raise it, or lower max_num_seqs"
-        )
-    if table.max_rows < params.max_num_seqs or table.max_batched_tokens < params.max_num_batched_tokens:
-        raise InputError(
-            f"the step table covers {table.max_rows} rows and {table.max_batched_tokens} tokens, the engine "
-            f"is set to {params.max_num_seqs} and {params.max_num_batched_tokens}"
-        )

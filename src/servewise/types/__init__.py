@@ -1,6 +1,16 @@
 """The shared vocabulary: frozen dataclasses and struct-of-arrays tables. Rooms meet only through these."""
 
+from servewise.types.assurance import (
+    LIKELY_FRAC,
+    VERY_LIKELY_FRAC,
+    Assurance,
+    Interval,
+    MeanEstimate,
+    SafetyMargin,
+    Verdict,
+)
 from servewise.types.deployment import (
+    CudagraphMode,
     Deployment,
     EngineName,
     EngineParams,
@@ -13,6 +23,7 @@ from servewise.types.deployment import (
     TrtllmParams,
     VllmParams,
 )
+from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
@@ -35,30 +46,42 @@ from servewise.types.provenance import Kind, Provenance
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
+    "LIKELY_FRAC",
+    "VERY_LIKELY_FRAC",
+    "Assurance",
     "AttentionKind",
+    "Breakdown",
     "Budget",
     "Candidate",
     "CandidateStatus",
     "Candidates",
+    "Caveat",
+    "CaveatKind",
     "Cost",
+    "CudagraphMode",
     "Deployment",
     "Effort",
     "EngineName",
     "EngineParams",
     "Estimate",
+    "Explanation",
     "GpuOffer",
     "GpuSpec",
+    "Interval",
     "ItlSegments",
     "Kind",
     "KvPrecision",
     "LlamacppParams",
     "LoadPoint",
     "MaxTokensKind",
+    "MeanEstimate",
+    "MeasuredRuns",
     "MemoryReport",
     "Metric",
     "ModelSpec",
     "MoeSpec",
     "Parallelism",
+    "Part",
     "PercentileLimit",
     "Plan",
     "Precision",
@@ -70,6 +93,7 @@ __all__ = [
     "RequestLog",
     "RequestStatus",
     "Router",
+    "SafetyMargin",
     "Search",
     "SglangParams",
     "StepModel",
@@ -77,6 +101,7 @@ __all__ = [
     "Summary",
     "Timeline",
     "TrtllmParams",
+    "Verdict",
     "VllmParams",
     "WeightPrecision",
     "Workload",

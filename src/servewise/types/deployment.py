@@ -10,6 +10,7 @@ from servewise.types.hardware import GpuSpec
 from servewise.types.model import ModelSpec, WeightPrecision
 
 __all__ = [
+    "CudagraphMode",
     "Deployment",
     "EngineName",
     "EngineParams",
@@ -23,6 +24,7 @@ __all__ = [
     "VllmParams",
 ]
 
+CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 KvPrecision = Literal["bf16", "fp8"]
 Router = Literal["round_robin", "least_requests", "prefix_aware"]
@@ -76,6 +78,7 @@ class VllmParams:
     enable_chunked_prefill: bool
     async_scheduling: bool
     scheduler_reserve_full_isl: bool
+    cudagraph_mode: CudagraphMode = "FULL_AND_PIECEWISE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,8 @@ class TrtllmParams:
     """TensorRT-LLM's own knobs (PyTorch backend), spelt as TensorRT-LLM spells them.
 
     ``cuda_graph_padding`` is ``cuda_graph_config.enable_padding``, ``cuda_graph_max_batch_size`` its
-    ``max_batch_size``.
+    ``max_batch_size``. While something runs, prompts wait for a batch of ``batch_wait_max_tokens_ratio`` times
+    ``max_num_tokens``, at most ``batch_wait_timeout_iters`` steps (0: they do not wait).
     """
 
     max_batch_size: int
@@ -107,6 +111,8 @@ class TrtllmParams:
     enable_chunked_prefill: bool
     cuda_graph_padding: bool
     cuda_graph_max_batch_size: int
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class GpuSpec:
     link_bytes_per_s : float [bytes/s]
         Scale-up bandwidth to other GPUs of a node, per GPU and direction (NVLink, or PCIe without it).
     link_kind : str
-        ``nvlink``, ``pcie``, ``xgmi``.
+        ``nvlink``, ``pcie``, ``xgmi``, ``roce`` (Gaudi) or ``thunderbolt`` (Apple).
     internode_bytes_per_s : float [bytes/s]
         Per GPU and direction.
     gpus_per_node : int

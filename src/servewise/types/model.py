@@ -12,9 +12,10 @@ __all__ = ["AttentionKind", "ModelSpec", "MoeSpec", "WeightPrecision"]
 AttentionKind = Literal["gqa", "mla"]
 """``gqa`` covers multi-head (kv heads = heads), grouped-query and multi-query attention; ``mla`` is DeepSeek's."""
 
-WeightPrecision = Literal["bf16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
+WeightPrecision = Literal["bf16", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4", "q8_0", "q4_0", "q4_k_m"]
 """How linear layers are stored: ``fp8`` per tensor or channel, ``fp8_block`` 128x128 blocks, ``int8`` W8A8,
-``int4`` weight-only AWQ/GPTQ with groups of 128, ``nvfp4``/``mxfp4`` 4-bit floats with block scales."""
+``int4`` weight-only AWQ/GPTQ with groups of 128, ``nvfp4``/``mxfp4`` 4-bit floats with block scales; ``q8_0``,
+``q4_0`` and ``q4_k_m`` are GGUF files of llama.cpp, where ``bf16`` also stands for F16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,8 +72,16 @@ class StepTable:
 
     A step without prefill takes ``decode_fixed_s[n] + attention(n, S)``; a step with prefill takes::
 
-        mixed_tokens_s[n + p] + attention(n, S) + sample_s[q] + prefill_fixed_s
-            + prefill_s_per_token * p + prefill_s_per_pair * a
+        mixed_tokens_s[n + p] + max(attention(n, S), beside_prompts(n, S)) + sample_s[q]
+            + prefill_fixed_s + prefill_s_per_token * p + prefill_s_per_pair * a
+
+        beside_prompts(n, S) = mixed_row_attention_fixed_s * n + mixed_row_attention_s_per_token * S
+
+    With data parallel ranks (``d`` of them, in lock step) the table is one rank's beside ranks with as many tokens.
+    A step of ranks with ``m`` tokens at most and ``t`` together, of which some are of prompts or none, takes what
+    the table says for ``m`` tokens, plus the most that any rank takes for its own attention, prefill and samples;
+    and if ``m`` exceeds ``padded_mixed_tokens`` (``padded_decode_tokens`` without prompts),
+    ``experts_s[d * m] - experts_s[t]`` less.
 
     Parameters
     ----------
@@ -88,6 +96,13 @@ class StepTable:
     sample_s : float64 array, shape (max_rows + 1,)
         Head and sampling of ``q`` rows in a mixed step.
     prefill_fixed_s, prefill_s_per_token, prefill_s_per_pair : float
+    mixed_row_attention_fixed_s, mixed_row_attention_s_per_token : float
+        Least attention of a decode row beside a prompt, and of a token of its context; 0 for kernels that a prompt
+        does not slow down.
+    experts_s : float64 array, shape (d * max_batched_tokens + 1,)
+        Routed experts by the tokens of all ranks together; empty for one rank.
+    padded_decode_tokens, padded_mixed_tokens : int
+        Steps of at most so many tokens pad every rank to the fullest one.
     request_fixed_s, request_s_per_input_token : float
         Network, tokenizer and API server: added to every request's TTFT and E2E outside the engine.
     """
@@ -103,6 +118,11 @@ class StepTable:
     prefill_s_per_pair: float
     request_fixed_s: float
     request_s_per_input_token: float
+    mixed_row_attention_fixed_s: float = 0.0
+    mixed_row_attention_s_per_token: float = 0.0
+    experts_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    padded_decode_tokens: int = 0
+    padded_mixed_tokens: int = 0
 
     @property
     def max_rows(self) -> int:

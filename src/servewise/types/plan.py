@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from servewise.types.assurance import Assurance
 from servewise.types.deployment import Deployment, EngineName, Precision, Router
+from servewise.types.explanation import Explanation
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.model import ModelSpec
 from servewise.types.perf import MemoryReport
@@ -163,6 +165,8 @@ class Candidate:
     load_curve : tuple of LoadPoint
         For the winner and the frontier.
     warnings : tuple of str
+    assurance : Assurance or None
+        For the winner and the cheapest of the frontier, unless the search was interrupted before.
     """
 
     index: int
@@ -178,6 +182,7 @@ class Candidate:
     limited_by: str = ""
     load_curve: tuple[LoadPoint, ...] = ()
     warnings: tuple[str, ...] = ()
+    assurance: Assurance | None = None
 
 
 Candidates = Sequence[Candidate] | Mapping[int, Candidate]
@@ -206,6 +211,8 @@ class Plan:
     wall_s : float [s]
     complete : bool
         False when the search was interrupted: a better deployment may be among those not searched.
+    explanation : Explanation or None
+        Of the winner; None without one, or when the search was interrupted before.
     """
 
     candidates: tuple[Candidate, ...]
@@ -218,6 +225,7 @@ class Plan:
     num_simulated_requests: int
     wall_s: float
     complete: bool = True
+    explanation: Explanation | None = None
 
     @property
     def alternatives(self) -> tuple[int, ...]:
