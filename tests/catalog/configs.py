@@ -128,6 +128,120 @@ PHI_4_MINI = dense("Phi3ForCausalLM", 3072, 32, 24, 8, 8192, 200064) | {
     "sliding_window": 262144,
     "max_position_embeddings": 131072,
 }
+GRANITE_31_2B = dense("GraniteForCausalLM", 2048, 40, 32, 8, 8192, 49155) | {"tie_word_embeddings": True}
+GEMMA_7B = dense("GemmaForCausalLM", 3072, 28, 16, 16, 24576, 256000) | {"head_dim": 256}
+PHI_2 = dense("PhiForCausalLM", 2560, 32, 32, 32, 10240, 51200)
+COMMAND_R = dense("CohereForCausalLM", 8192, 40, 64, 64, 22528, 256000)
+GLM_45_AIR = dense("Glm4MoeForCausalLM", 4096, 46, 96, 8, 10944, 151552) | {
+    "head_dim": 128,
+    "attention_bias": True,
+    "use_qk_norm": False,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_V32 = KIMI_K2 | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "vocab_size": 129280,
+    "n_routed_experts": 256,
+    "first_k_dense_replace": 3,
+}
+LLAMA_4_TEXT = dense("Llama4ForCausalLM", 5120, 48, 40, 8, 8192, 202048) | {
+    "head_dim": 128,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8192,
+    "no_rope_layers": [1, 1, 1, 0] * 12,
+}
+LLAMA_4_SCOUT: Config = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "text_config": LLAMA_4_TEXT,
+    "vision_config": {
+        "hidden_size": 1408,
+        "image_size": 336,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 34,
+        "patch_size": 14,
+        "projector_input_dim": 4096,
+        "vision_output_dim": 4096,
+    },
+}
+MISTRAL_SMALL_32: Config = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "text_config": dense("MistralForCausalLM", 5120, 40, 32, 8, 32768, 131072) | {"head_dim": 128},
+    "vision_config": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+    },
+}
+LLAMA_32_11B_VISION: Config = {
+    "architectures": ["MllamaForConditionalGeneration"],
+    "text_config": dense("LlamaForCausalLM", 4096, 40, 32, 8, 14336, 128256),
+    "vision_config": {
+        "hidden_size": 1280,
+        "image_size": 560,
+        "intermediate_size": 5120,
+        "max_num_tiles": 4,
+        "num_global_layers": 8,
+        "num_hidden_layers": 32,
+        "patch_size": 14,
+        "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
+        "vision_output_dim": 7680,
+    },
+}
+KIMI_K25: Config = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "text_config": KIMI_K2,
+    "vision_config": {
+        "patch_size": 14,
+        "vt_hidden_size": 1152,
+        "vt_intermediate_size": 4304,
+        "vt_num_hidden_layers": 27,
+    },
+}
+GPT_J: Config = {
+    "architectures": ["GPTJForCausalLM"],
+    "n_embd": 4096,
+    "n_layer": 28,
+    "n_head": 16,
+    "n_positions": 2048,
+    "n_inner": None,
+    "vocab_size": 50400,
+    "tie_word_embeddings": False,
+}
+FALCON_7B: Config = {
+    "architectures": ["FalconForCausalLM"],
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "vocab_size": 65024,
+    "multi_query": True,
+}
+FALCON_40B: Config = FALCON_7B | {
+    "hidden_size": 8192,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 128,
+    "num_kv_heads": 8,
+    "new_decoder_architecture": True,
+}
+GLM_47_FLASH = dense("Glm4MoeLiteForCausalLM", 2048, 47, 20, 20, 10240, 154880) | {
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 1,
+}
 
 PUBLISHED = {
     "Llama-2-7B": (LLAMA_2_7B, 6_738_417_664),
@@ -146,6 +260,21 @@ PUBLISHED = {
     "gpt-oss-20b": (GPT_OSS_20B, 20_914_757_184),
     "Phi-3-mini-4k": (PHI_3_MINI, 3_821_079_552),
     "Phi-4-mini": (PHI_4_MINI, 3_836_021_760),
+    "granite-3.1-2b": (GRANITE_31_2B, 2_533_531_648),
+    "gemma-7b": (GEMMA_7B, 8_537_680_896),
+    "phi-2": (PHI_2, 2_779_683_840),
+    "command-r": (COMMAND_R, 34_980_831_232),
+    "GLM-4.5-Air": (GLM_45_AIR, 106_000_000_000),
+    "DeepSeek-V3.2-Exp": (DEEPSEEK_V32, 671_000_000_000),
+    "Llama-4-Scout, text": (LLAMA_4_TEXT, 107_770_000_000),
+    "Llama-4-Scout": (LLAMA_4_SCOUT, 108_641_793_536),
+    "Mistral-Small-3.2-24B": (MISTRAL_SMALL_32, 24_011_361_280),
+    "Llama-3.2-11B-Vision": (LLAMA_32_11B_VISION, 10_670_220_835),
+    "Kimi-K2.5": (KIMI_K25, 1_030_000_000_000),
+    "gpt-j-6b": (GPT_J, 6_050_882_784),
+    "falcon-7b": (FALCON_7B, 6_921_720_704),
+    "falcon-40b": (FALCON_40B, 41_303_293_952),
+    "GLM-4.7-Flash": (GLM_47_FLASH, 30_000_000_000),
 }
 """Config and published total; Kimi-K2's counts 64 million fp8 scales too. Sources: the hub's safetensors
-totals, most as listed in debaditc/kvfit@bd4ccab scripts/build_registry.py."""
+totals, most as listed in debaditc/kvfit@bd4ccab scripts/build_registry.py; round ones are the model cards'."""

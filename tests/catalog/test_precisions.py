@@ -15,11 +15,29 @@ def weights_on(gpu: str) -> set[str]:
     return {p.weights for p in supported_precisions(get_gpu(gpu))}
 
 
+ENGINES = ("vllm", "llama.cpp")
+NOWHERE = {"vllm": {"apple"}, "llama.cpp": {"gaudi"}}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", list_gpus())
-def test_bf16_runs_everywhere_and_comes_first(name: str) -> None:
-    found = supported_precisions(get_gpu(name))
+def test_bf16_runs_wherever_the_engine_runs_and_comes_first(name: str, engine: str) -> None:
+    gpu = get_gpu(name)
+    found = supported_precisions(gpu, engine)
+    if gpu.architecture in NOWHERE[engine]:
+        assert found == ()
+        return
     assert found[0] == Precision(weights="bf16", kv="bf16")
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("name", list_gpus())
+def test_gguf_files_are_llama_cpp_s_alone(name: str) -> None:
+    gpu = get_gpu(name)
+    gguf = {"q8_0", "q4_0", "q4_k_m"}
+    assert not gguf & {p.weights for p in supported_precisions(gpu)}
+    read = {p.weights for p in supported_precisions(gpu, "llama.cpp")}
+    assert read in (set(), gguf | {"bf16", "mxfp4"})
 
 
 def test_what_each_generation_adds() -> None:

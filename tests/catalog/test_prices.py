@@ -11,8 +11,23 @@ import pytest
 from servewise.catalog import all_offers, get_gpu, list_gpus, offers, offers_from_rows
 from servewise.errors import InputError, UnknownNameError
 
-UNPRICED = {"GB200-186GB"}
-"""No public price was found."""
+UNPRICED = {
+    "GB200-186GB",
+    "GB300-279GB",
+    "H100-NVL-94GB",
+    "GH200-96GB",
+    "GH200-144GB",
+    "RTX-3090-24GB",
+    "GB10-128GB",
+    "MI325X-256GB",
+    "ARC-PRO-B60-24GB",
+    "GAUDI2-96GB",
+    "GAUDI3-128GB",
+    "M2-ULTRA-192GB",
+    "M3-MAX-128GB",
+    "M4-MAX-128GB",
+}
+"""No public price was found, or none was looked for."""
 
 
 @pytest.mark.parametrize("name", [n for n in list_gpus() if n not in UNPRICED])
@@ -23,6 +38,12 @@ def test_every_gpu_has_one_consistent_set_of_prices(name: str) -> None:
     assert [o.num_gpus for o in found] == sorted(o.num_gpus for o in found)
     assert all(o.gpu == name and o.kind == "on_demand" for o in found)
     assert offers(get_gpu(name)) == found
+
+
+@pytest.mark.parametrize("name", sorted(UNPRICED))
+def test_a_gpu_without_a_price_asks_for_one(name: str) -> None:
+    with pytest.raises(InputError, match="give one in prices"):
+        offers(name)
 
 
 def test_gpus_of_the_example_come_in_all_node_sizes_from_one_snapshot() -> None:

@@ -63,6 +63,13 @@ W8A8 = {
         (
             {
                 "quant_method": "compressed-tensors",
+                "config_groups": group(num_bits=4, type="int", group_size=32),
+            },
+            "int4",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
                 "config_groups": group(num_bits=4, type="float", group_size=16),
             },
             "nvfp4",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from servewise.catalog import get_gpu, get_model
-from servewise.engines import vllm
+from servewise.engines import facts, vllm
 from servewise.errors import InputError
 from servewise.types import Deployment, Parallelism, Precision
 
@@ -53,7 +53,7 @@ def test_defaults_change_with_the_version() -> None:
     assert (old.gpu_memory_utilization, new.gpu_memory_utilization) == (0.90, 0.92)
     assert (old.async_scheduling, new.async_scheduling) == (False, True)
     assert (old.scheduler_reserve_full_isl, new.scheduler_reserve_full_isl) == (False, True)
-    assert vllm.defaults("0.16.0").logits_bytes_per_entry > vllm.defaults("0.17.0").logits_bytes_per_entry
+    assert vllm.memory_profile("0.16.0").logits_bytes_per_entry > vllm.memory_profile("0.17.0").logits_bytes_per_entry
     assert vllm.defaults("0.33.1rc2") == vllm.defaults(vllm.default_version())
 
 
@@ -64,10 +64,11 @@ def test_unknown_versions_are_refused(version: str) -> None:
 
 
 def test_every_range_names_its_sources() -> None:
-    assert all(r.provenance.source for r in vllm.ranges())
-    assert [vllm.version_key(r.since) for r in vllm.ranges()] == sorted(
-        vllm.version_key(r.since) for r in vllm.ranges()
-    )
+    for table in ("range", "profile"):
+        rows = facts.document("vllm")[table]
+        assert all(facts.cited("vllm", row["source"]).source for row in rows)
+        since = [vllm.version_key(row["from"]) for row in rows]
+        assert since == sorted(since)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from servewise.catalog.families import FAMILIES, build_spec
 from servewise.catalog.fields import ConfigFields
 from servewise.catalog.params import param_counts
 from servewise.catalog.quantization import read_quantization
+from servewise.catalog.vision import VISION_PARAMS
 from servewise.errors import InputError
 from servewise.types import ModelSpec, Provenance
 
@@ -21,7 +22,13 @@ __all__ = ["SUPPORTED_ARCHITECTURES", "read_config_json", "spec_from_config"]
 MAX_FILE_BYTES = 4 * 2**20
 """The largest published config (one quantization exception a module) is below 1 MiB."""
 
-MULTIMODAL = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+MULTIMODAL = {
+    "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
+    "KimiK25ForConditionalGeneration": "DeepseekV3ForCausalLM",
+    "Llama4ForConditionalGeneration": "Llama4ForCausalLM",
+    "Mistral3ForConditionalGeneration": "MistralForCausalLM",
+    "MllamaForConditionalGeneration": "LlamaForCausalLM",
+}
 """Multimodal architectures whose language model sits in ``text_config``, with the text architecture."""
 
 SUPPORTED_ARCHITECTURES = (*FAMILIES, *MULTIMODAL)
@@ -118,7 +125,9 @@ def spec_from_config(data: Mapping[str, object], name: str, provenance: Provenan
     )
     spec = replace(spec, architecture=architecture, native_precision=precision, unquantized_modules=unquantized)
     if architecture in MULTIMODAL:
-        spec = replace(spec, vision_num_params=siglip_params(config.section("vision_config"), spec.hidden_size))
+        spec = replace(
+            spec, vision_num_params=VISION_PARAMS[architecture](config.section("vision_config"), spec.hidden_size)
+        )
     spec = replace(spec, mtp_num_params=mtp_params(config, spec))
     total = param_counts(spec).total
     if not MIN_PARAMS <= total <= MAX_PARAMS:
@@ -142,22 +151,3 @@ def mtp_params(config: ConfigFields, spec: ModelSpec) -> int:
     layer = param_counts(replace(one_layer, tie_word_embeddings=False)).total
     merge = 2 * spec.hidden_size * spec.hidden_size + 2 * spec.hidden_size
     return num_modules * (layer + merge)
-
-
-def siglip_params(vision: ConfigFields, hidden_size: int) -> int:
-    """Parameters of Gemma 3's SigLIP tower and of the projector into the language model.
-
-    Sources
-    -------
-    huggingface/transformers, models/siglip/modeling_siglip.py and models/gemma3/modeling_gemma3.py.
-    """
-    width, mlp = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    num_layers, patch = (
-        vision.integer("num_hidden_layers", high=1000),
-        vision.integer("patch_size", high=1000),
-    )
-    num_patches = (vision.integer("image_size", high=100000) // patch) ** 2
-    embeddings = 3 * patch * patch * width + width + num_patches * width
-    layer = 4 * (width * width + width) + 2 * width * mlp + mlp + width + 4 * width
-    projector = width * hidden_size + width
-    return embeddings + num_layers * layer + 2 * width + projector

@@ -22,26 +22,34 @@ class Family:
     ----------
     read_moe : callable or None
         Reads the experts; None for a dense model.
+    rename : callable or None
+        Reads fields that the architecture calls otherwise.
     qkv_bias, out_bias : bool or None
         None: the config's ``attention_bias`` decides.
     mla, qk_norm, sinks : bool
+        ``qk_norm`` holds unless the config has ``use_qk_norm``.
+    gated : bool
+        Whether MLPs have a gate.
     norms_per_layer : int
     tied : bool or object
         Default of ``tie_word_embeddings``; MISSING when the config must say it.
     window : str
         Which layers slide when ``sliding_window`` is set: ``none`` (the field has no effect), ``all``,
         ``alternate``, ``pattern`` (one full layer in ``sliding_window_pattern``), ``from_layer``
-        (``use_sliding_window`` and ``max_window_layers``). ``layer_types`` overrides it.
+        (``use_sliding_window`` and ``max_window_layers``), ``chunk`` (``no_rope_layers`` that are 1 see their chunk
+        of ``attention_chunk_size`` tokens only). ``layer_types`` overrides it.
     defaults : mapping of str to int
         Fields that published configs leave out, with the value the architecture's config class has.
     """
 
     read_moe: Callable[[ConfigFields, int], MoeSpec] | None = None
+    rename: Callable[[ConfigFields], dict[str, int]] | None = None
     qkv_bias: bool | None = None
     out_bias: bool | None = None
     mla: bool = False
     qk_norm: bool = False
     sinks: bool = False
+    gated: bool = True
     norms_per_layer: int = 2
     tied: bool | object = False
     window: str = "none"
@@ -93,6 +101,55 @@ def read_deepseek_moe(config: ConfigFields, num_layers: int) -> MoeSpec:
     )
 
 
+def read_glm_moe(config: ConfigFields, num_layers: int) -> MoeSpec:
+    """As DeepSeek V3, in every layer after the first ones."""
+    first = config.integer("first_k_dense_replace", low=0, high=num_layers)
+    width = config.integer("moe_intermediate_size")
+    return MoeSpec(
+        num_experts=config.integer("n_routed_experts", high=MAX_EXPERTS),
+        top_k=config.integer("num_experts_per_tok", high=MAX_EXPERTS),
+        intermediate_size=width,
+        num_moe_layers=num_layers - first,
+        shared_intermediate_size=width * config.integer("n_shared_experts", 0, low=0, high=MAX_EXPERTS),
+        router_bias=True,
+    )
+
+
+def rename_gptj(config: ConfigFields) -> dict[str, int]:
+    """GPT-J's names; its MLP is four times as wide as the model unless ``n_inner`` says otherwise."""
+    hidden_size = config.integer("n_embd")
+    return {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": config.integer("n_layer", high=MAX_LAYERS),
+        "num_attention_heads": config.integer("n_head", high=MAX_HEADS),
+        "intermediate_size": config.integer("n_inner", 4 * hidden_size),
+        "max_position_embeddings": config.integer("n_positions", high=MAX_CONTEXT_TOKENS),
+    }
+
+
+def rename_falcon(config: ConfigFields) -> dict[str, int]:
+    """Falcon's key-value heads: one in the first models (``multi_query``), some in the larger ones."""
+    heads = 1
+    if config.boolean("new_decoder_architecture", False):
+        heads = config.integer("num_kv_heads", high=MAX_HEADS)
+    elif not config.boolean("multi_query", True):
+        heads = config.integer("num_attention_heads", high=MAX_HEADS)
+    hidden_size = config.integer("hidden_size")
+    return {"num_key_value_heads": heads, "intermediate_size": config.integer("ffn_hidden_size", 4 * hidden_size)}
+
+
+def read_llama4_moe(config: ConfigFields, num_layers: int) -> MoeSpec:
+    """Experts every ``interleave_moe_layer_step`` layers, with one shared expert of their width."""
+    width = config.integer("intermediate_size")
+    return MoeSpec(
+        num_experts=config.integer("num_local_experts", high=MAX_EXPERTS),
+        top_k=config.integer("num_experts_per_tok", high=MAX_EXPERTS),
+        intermediate_size=width,
+        num_moe_layers=num_layers // config.integer("interleave_moe_layer_step", 1, high=MAX_LAYERS),
+        shared_intermediate_size=width,
+    )
+
+
 # Sources: huggingface/transformers, models/*/configuration_*.py (defaults) and modeling_*.py (biases, norms),
 # read as of release 4.57.
 FAMILIES: Mapping[str, Family] = {
@@ -119,12 +176,24 @@ FAMILIES: Mapping[str, Family] = {
             "sliding_window_pattern": 6,
         },
     ),
+    "CohereForCausalLM": Family(qkv_bias=False, out_bias=False, norms_per_layer=1, tied=True),
     "DeepseekV2ForCausalLM": Family(read_moe=read_deepseek_moe, mla=True),
+    "DeepseekV32ForCausalLM": Family(read_moe=read_deepseek_moe, mla=True),
     "DeepseekV3ForCausalLM": Family(read_moe=read_deepseek_moe, mla=True),
+    "FalconForCausalLM": Family(
+        rename=rename_falcon, gated=False, tied=True, defaults={"max_position_embeddings": 2048}
+    ),
+    "GPTJForCausalLM": Family(rename=rename_gptj, qkv_bias=False, out_bias=False, gated=False, norms_per_layer=1),
+    "GemmaForCausalLM": Family(tied=True),
+    "Glm4MoeForCausalLM": Family(read_moe=read_glm_moe, out_bias=False, qk_norm=True),
     "GptOssForCausalLM": Family(
         read_moe=read_gpt_oss_moe, qkv_bias=True, out_bias=True, sinks=True, window="alternate"
     ),
+    "Glm4MoeLiteForCausalLM": Family(read_moe=read_glm_moe, mla=True),
+    "GraniteForCausalLM": Family(tied=True),
+    "Llama4ForCausalLM": Family(read_moe=read_llama4_moe, window="chunk"),
     "Phi3ForCausalLM": Family(qkv_bias=False, out_bias=False, window="all"),
+    "PhiForCausalLM": Family(qkv_bias=True, out_bias=True, gated=False, norms_per_layer=1),
 }
 
 
@@ -143,6 +212,8 @@ def count_sliding(config: ConfigFields, family: Family, num_layers: int) -> int:
         return types.count("sliding_attention")
     if family.window == "all":
         return num_layers
+    if family.window == "chunk":
+        return sum(config.integers("no_rope_layers"))
     if family.window == "alternate":
         return (num_layers + 1) // 2
     if family.window == "pattern":
@@ -155,9 +226,10 @@ def count_sliding(config: ConfigFields, family: Family, num_layers: int) -> int:
 
 def read_window(config: ConfigFields, family: Family, num_layers: int, max_context: int) -> tuple[int, int]:
     """Window [tokens] and the number of layers it binds; (0, 0) when it never binds."""
-    if "sliding_window" not in config and "sliding_window" not in family.defaults:
+    name = "attention_chunk_size" if family.window == "chunk" else "sliding_window"
+    if name not in config and name not in family.defaults:
         return 0, 0
-    window = config.integer("sliding_window", family.defaults.get("sliding_window", MISSING), high=MAX_CONTEXT_TOKENS)
+    window = config.integer(name, family.defaults.get(name, MISSING), high=MAX_CONTEXT_TOKENS)
     num_sliding = count_sliding(config, family, num_layers)
     return (window, num_sliding) if num_sliding and window < max_context else (0, 0)
 
@@ -197,6 +269,8 @@ def build_spec(config: ConfigFields, architecture: str, name: str, provenance: P
         Naming the field that is missing, of the wrong type or out of range.
     """
     family = FAMILIES[architecture]
+    if family.rename:
+        config = config.named(family.rename(config))
     num_layers = config.integer("num_hidden_layers", high=MAX_LAYERS)
     hidden_size = config.integer("hidden_size")
     max_context = config.integer(
@@ -229,7 +303,8 @@ def build_spec(config: ConfigFields, architecture: str, name: str, provenance: P
         attention_bias=bias if family.qkv_bias is None else family.qkv_bias,
         attention_out_bias=bias if family.out_bias is None else family.out_bias,
         mlp_bias=config.boolean("mlp_bias", False),
-        qk_norm=family.qk_norm,
+        gated_mlp=family.gated,
+        qk_norm=config.boolean("use_qk_norm", family.qk_norm),
         attention_sinks=family.sinks,
         norms_per_layer=family.norms_per_layer,
         sliding_window_tokens=window,

@@ -35,6 +35,10 @@ class ConfigFields:
     def __contains__(self, name: str) -> bool:
         return self._data.get(name) is not None
 
+    def named(self, fields: Mapping[str, object]) -> ConfigFields:
+        """The same object with fields added under the names that other architectures use."""
+        return ConfigFields({**self._data, **fields}, self.label, self._prefix)
+
     def error(self, name: str, problem: str) -> InputError:
         """Build the error that names a field."""
         return InputError(f"{self.label}: {self._prefix}{name}: {problem}")
@@ -89,6 +93,13 @@ class ConfigFields:
         if len(integers) != len(value):
             raise self.error(name, f"got {shorten(value)}, must be a list of integers that are not negative")
         return integers
+
+    def lists(self, name: str) -> tuple[object, ...]:
+        """List whose items nobody looks into."""
+        value = self._get(name, MISSING)
+        if not isinstance(value, (list, tuple)):
+            raise self.error(name, f"got {shorten(value)}, must be a list")
+        return tuple(value)
 
     def section(self, name: str) -> ConfigFields:
         """Nested object that must be there."""

@@ -26,8 +26,8 @@ def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision,
     Returns
     -------
     tuple of Precision
-        Every supported precision of weights with every supported one of the KV cache, bf16 first. Whether a
-        model can be had in it is another question (see ``quality``).
+        Every supported precision of weights with every supported one of the KV cache, bf16 first; none when the
+        engine does not run on the GPU. Whether a model can be had in it is another question (see ``quality``).
 
     Raises
     ------
@@ -38,10 +38,11 @@ def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision,
 
     Sources
     -------
-    ``data/catalog/precisions.csv``: the support matrix and pages of vLLM's documentation, a source a value.
+    ``data/catalog/precisions.csv``: the support matrix and pages of vLLM's documentation, llama.cpp's backends and
+    types, a source a value.
     """
     table = read_facts(PRECISIONS)
-    engines = {field.split(".", 1)[0] for fields in table.values() for field in fields}
+    engines = {field.rsplit(".", 2)[0] for fields in table.values() for field in fields}
     if engine not in engines:
         raise UnknownNameError("engine", engine, engines)
     if gpu.architecture not in table:

@@ -14,6 +14,8 @@ SUPPORTED_METHODS = ("fp8", "awq", "gptq", "compressed-tensors", "modelopt", "mx
 
 INT4_GROUP = 128
 """Group of the int4 precision; other groups store another number of scales."""
+INT4_GROUPS = (32, INT4_GROUP)
+"""Groups of compressed-tensors that are taken for int4. Kimi's groups of 32 store 8% more than is counted."""
 
 
 def read_quantization(
@@ -100,7 +102,7 @@ def read_compressed_tensors(quant: ConfigFields) -> WeightPrecision:
         return "fp8_block" if strategy == "block" else "fp8"
     if (bits, kind) == (8, "int") and "input_activations" in group:
         return "int8"
-    if (bits, kind, group_size) == (4, "int", INT4_GROUP):
+    if (bits, kind) == (4, "int") and group_size in INT4_GROUPS:
         return "int4"
     if (bits, kind, group_size) == (4, "float", 16):
         return "nvfp4"
@@ -109,7 +111,7 @@ def read_compressed_tensors(quant: ConfigFields) -> WeightPrecision:
     raise weights.error(
         "num_bits",
         f"{bits}-bit {kind} weights with group_size {group_size} are not modelled; supported: 8-bit float, "
-        f"8-bit int with quantized activations, 4-bit int in groups of {INT4_GROUP}, 4-bit float in groups "
+        f"8-bit int with quantized activations, 4-bit int in groups of 32 or {INT4_GROUP}, 4-bit float in groups "
         "of 16 (nvfp4) or 32 (mxfp4)",
     )
 

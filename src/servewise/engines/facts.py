@@ -10,9 +10,9 @@ from importlib import resources
 from typing import Any
 
 from servewise.errors import CatalogError, InputError
-from servewise.types import Kind, Provenance
+from servewise.types import GpuSpec, Kind, Provenance
 
-__all__ = ["cited", "default_version", "document", "range_of", "version_key"]
+__all__ = ["cited", "default_version", "document", "library_gib", "range_of", "version_key"]
 
 
 @cache
@@ -28,15 +28,15 @@ def default_version(engine: str) -> str:
 
 
 def cited(engine: str, keys: list[str]) -> Provenance:
-    """Provenance of figures from the keys of their sources: measured, when all of them are logs; assumed, when
-    all of them say so; else read in the engine."""
+    """Provenance of figures from the keys of their sources: measured, when a start-up log is among them;
+    assumed, when all of them say so; else read in the engine."""
     sources = document(engine)["sources"]
     unknown = [key for key in keys if key not in sources]
     if unknown:
         raise CatalogError(f"engines/{engine}.toml: no [sources] entry for {', '.join(unknown)}")
     texts = [str(sources[key]) for key in keys]
     kind: Kind = "spec"
-    if all("log" in key for key in keys):
+    if any("log" in key for key in keys):
         kind = "measured"
     elif all(text.startswith("assumed") for text in texts):
         kind = "assumed"
@@ -54,24 +54,34 @@ def version_key(engine: str, version: str) -> tuple[int, ...]:
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version) or re.match(r"b(\d+)()()", version)
     if found is None:
         raise InputError(
-            f"{engine} version {version!r} is not a version; write one such as {default_version(engine)}"
+            f"{document(engine)['name']} version {version!r} is not a version; "
+            f"write one such as {default_version(engine)}"
         )
     return tuple(int(part or 0) for part in found.groups())
 
 
-def range_of(engine: str, version: str) -> Mapping[str, Any]:
-    """Table of the range that holds a version.
+def range_of(engine: str, version: str, table: str = "range") -> Mapping[str, Any]:
+    """Row that holds a version in one of the tables by version.
 
     Raises
     ------
     InputError
         When the version is older than the first one described.
     """
-    tables = document(engine)["range"]
+    rows = document(engine)[table]
     key = version_key(engine, version)
-    known = [t for t in tables if version_key(engine, t["from"]) <= key]
+    known = [row for row in rows if version_key(engine, row["from"]) <= key]
     if not known:
-        oldest = tables[0]["from"]
-        raise InputError(f"{engine} {version} is older than {oldest}, the oldest described; name a newer version")
+        oldest = rows[0]["from"]
+        raise InputError(
+            f"{document(engine)['name']} {version} is older than {oldest}, the oldest described; name a newer version"
+        )
     found: Mapping[str, Any] = known[-1]
     return found
+
+
+def library_gib(engine: str, gpu: GpuSpec, num_gpus: int) -> tuple[float, Provenance]:
+    """Memory of a GPU's driver context and of communication buffers [GiB] with ``num_gpus`` sharing each layer."""
+    table = document(engine)["memory"]
+    key = "one_gib" if num_gpus == 1 else "pcie_gib" if gpu.link_kind == "pcie" else "nvlink_gib"
+    return float(table[key]), cited(engine, table["source"])

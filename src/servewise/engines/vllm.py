@@ -5,31 +5,30 @@ The figures live in ``servewise/data/engines/vllm.toml`` with their sources.
 
 from __future__ import annotations
 
-import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
-from servewise.errors import CatalogError, InputError
+from servewise.engines import facts
+from servewise.errors import InputError
 from servewise.types import Deployment, GpuSpec, ModelSpec, Provenance, VllmParams, WeightPrecision
 from servewise.units import GIB
 
 __all__ = [
     "Defaults",
-    "MemoryConstants",
+    "MemoryProfile",
     "SizeClass",
     "capture_sizes",
     "default_params",
     "default_version",
     "defaults",
     "launch_args",
-    "memory_constants",
+    "memory_profile",
     "needs_quantized_checkpoint",
     "supported_tensor_parallel_sizes",
     "validate",
 ]
 
+ENGINE = "vllm"
 BLOCK_SIZE_TOKENS = 16
 """Tokens of a KV block unless an attention backend forces another."""
 MLA_BLOCK_SIZE_TOKENS = 64
@@ -60,10 +59,6 @@ class Defaults:
     gpu_memory_utilization : float
         Share of the GPU's memory.
     async_scheduling, scheduler_reserve_full_isl : bool
-    logits_bytes_per_entry : float [bytes]
-        Memory of the profiling run for each logit of ``max_num_seqs`` rows.
-    counts_graph_memory : bool
-        Whether CUDA graphs are taken off the KV cache's share.
     size_classes : tuple of SizeClass
         From the largest GPUs to the smallest.
     provenance : Provenance
@@ -73,46 +68,44 @@ class Defaults:
     gpu_memory_utilization: float
     async_scheduling: bool
     scheduler_reserve_full_isl: bool
-    logits_bytes_per_entry: float
-    counts_graph_memory: bool
     size_classes: tuple[SizeClass, ...]
     provenance: Provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryConstants:
-    """Memory beside weights, activations and KV cache [bytes], measured at start-up.
+class MemoryProfile:
+    """What the profiling run of a version takes off the KV cache beside weights and hidden states.
 
     Parameters
     ----------
-    non_torch_tp1_bytes, non_torch_tp_bytes : float [bytes]
-        CUDA context, NCCL and all-reduce buffers at one GPU, and at more.
+    logits_bytes_per_entry : float [bytes]
+        For each logit of ``max_num_seqs`` rows.
+    samples_chunks : bool
+        Whether logits are sampled in the run when prompts are cut into chunks.
+    counts_graph_memory : bool
+        Whether CUDA graphs are taken off the KV cache's share.
+    non_torch_tp1_bytes, non_torch_nvlink_bytes, non_torch_pcie_bytes : float [bytes]
+        CUDA context, NCCL and all-reduce buffers at one GPU, and at more over NVLink and over PCIe.
     graph_fixed_bytes, graph_bytes_per_size : float [bytes]
         CUDA graphs: a constant and a part for each captured size.
     provenance : Provenance
     """
 
+    logits_bytes_per_entry: float
+    samples_chunks: bool
+    counts_graph_memory: bool
     non_torch_tp1_bytes: float
-    non_torch_tp_bytes: float
+    non_torch_nvlink_bytes: float
+    non_torch_pcie_bytes: float
     graph_fixed_bytes: float
     graph_bytes_per_size: float
     provenance: Provenance
 
-
-@cache
-def document() -> dict[str, object]:
-    """Parse vLLM's data file."""
-    text = resources.files("servewise.data").joinpath("engines/vllm.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def cited(keys: list[str]) -> Provenance:
-    """Provenance of figures from the keys of their sources; assumed when a source says so."""
-    sources = document()["sources"]
-    if not isinstance(sources, dict):
-        raise CatalogError("engines/vllm.toml: [sources] must be a table")
-    texts = [str(sources[key]) for key in keys]
-    return Provenance(kind="measured" if keys == ["start_logs"] else "spec", source="; ".join(texts))
+    def non_torch_bytes(self, gpu: GpuSpec, num_gpus: int) -> float:
+        """Memory beside PyTorch's allocator [bytes] with ``num_gpus`` sharing each layer."""
+        if num_gpus == 1:
+            return self.non_torch_tp1_bytes
+        return self.non_torch_pcie_bytes if gpu.link_kind == "pcie" else self.non_torch_nvlink_bytes
 
 
 def version_key(version: str) -> tuple[int, ...]:
@@ -123,36 +116,12 @@ def version_key(version: str) -> tuple[int, ...]:
     InputError
         When the text does not start with numbers.
     """
-    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
-    if found is None:
-        raise InputError(f"vLLM version {version!r} is not a version; write one such as {default_version()}")
-    return tuple(int(part or 0) for part in found.groups())
+    return facts.version_key(ENGINE, version)
 
 
 def default_version() -> str:
     """vLLM version that is planned for when none is named."""
-    return str(document()["default_version"])
-
-
-@cache
-def ranges() -> tuple[Defaults, ...]:
-    """All ranges of versions, oldest first."""
-    tables = document()["range"]
-    if not isinstance(tables, list):
-        raise CatalogError("engines/vllm.toml: [[range]] must be an array of tables")
-    return tuple(
-        Defaults(
-            since=t["from"],
-            gpu_memory_utilization=t["gpu_memory_utilization"],
-            async_scheduling=t["async_scheduling"],
-            scheduler_reserve_full_isl=t["scheduler_reserve_full_isl"],
-            logits_bytes_per_entry=t["logits_bytes_per_entry"],
-            counts_graph_memory=t["counts_graph_memory"],
-            size_classes=tuple(SizeClass(**c) for c in t["size_classes"]),
-            provenance=cited(t["source"]),
-        )
-        for t in tables
-    )
+    return facts.default_version(ENGINE)
 
 
 @cache
@@ -164,25 +133,40 @@ def defaults(version: str) -> Defaults:
     InputError
         When the version is older than the first one described.
     """
-    known = [r for r in ranges() if version_key(r.since) <= version_key(version)]
-    if not known:
-        raise InputError(
-            f"vLLM {version} is older than {ranges()[0].since}, the oldest described; name a newer version"
-        )
-    return known[-1]
+    table = facts.range_of(ENGINE, version)
+    return Defaults(
+        since=table["from"],
+        gpu_memory_utilization=table["gpu_memory_utilization"],
+        async_scheduling=table["async_scheduling"],
+        scheduler_reserve_full_isl=table["scheduler_reserve_full_isl"],
+        size_classes=tuple(SizeClass(**c) for c in table["size_classes"]),
+        provenance=facts.cited(ENGINE, table["source"]),
+    )
 
 
-def memory_constants() -> MemoryConstants:
-    """Memory vLLM takes beside weights, activations and KV cache."""
-    table = document()["memory"]
-    if not isinstance(table, dict):
-        raise CatalogError("engines/vllm.toml: [memory] must be a table")
-    return MemoryConstants(
+@cache
+def memory_profile(version: str) -> MemoryProfile:
+    """Memory vLLM takes beside weights, hidden states and KV cache.
+
+    Versions older than those of :func:`defaults` are described, too: a start-up log can be explained although
+    the scheduler of its version is not simulated.
+
+    Raises
+    ------
+    InputError
+        When the version is older than the first one described.
+    """
+    table, graph = facts.range_of(ENGINE, version, "profile"), facts.document(ENGINE)["graph"]
+    return MemoryProfile(
+        logits_bytes_per_entry=table["logits_bytes_per_entry"],
+        samples_chunks=table["samples_chunks"],
+        counts_graph_memory=table["counts_graph_memory"],
         non_torch_tp1_bytes=table["non_torch_tp1_gib"] * GIB,
-        non_torch_tp_bytes=table["non_torch_tp_gib"] * GIB,
-        graph_fixed_bytes=table["graph_fixed_gib"] * GIB,
-        graph_bytes_per_size=table["graph_gib_per_size"] * GIB,
-        provenance=cited([table["source"]]),
+        non_torch_nvlink_bytes=table["non_torch_nvlink_gib"] * GIB,
+        non_torch_pcie_bytes=table["non_torch_pcie_gib"] * GIB,
+        graph_fixed_bytes=graph["fixed_gib"] * GIB,
+        graph_bytes_per_size=graph["gib_per_size"] * GIB,
+        provenance=facts.cited(ENGINE, table["source"] + graph["source"]),
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servewise.errors import InputError
-from servewise.types import Deployment, GpuSpec, ModelSpec, Parallelism, WeightPrecision
+from servewise.types import Deployment, EngineName, GpuSpec, ModelSpec, Parallelism, WeightPrecision
 
 __all__ = [
+    "GGUF_PRECISIONS",
     "Experts",
     "Matrix",
     "bytes_per_weight",
     "compute_type",
     "expert_layer",
+    "head_precision",
     "layer_matrices",
     "local_heads",
     "require_supported",
@@ -27,9 +29,16 @@ SCALE_BYTES: dict[WeightPrecision, float] = {
     "int4": 2.5 / 128,
     "nvfp4": 1.0 / 16,
     "mxfp4": 1.0 / 32,
+    "q8_0": 2.0 / 32,
+    "q4_0": 2.0 / 32,
+    "q4_k_m": 4.8944 / 8 - 0.5,
 }
 """Scales (and AWQ's zero points) per weight [bytes]: one f32 a 128x128 block, one f16 and a 4-bit zero point
-a group of 128, one byte a group of 16 or 32. Scales per channel are below 0.1% and left out."""
+a group of 128, one byte a group of 16 or 32. Scales per channel are below 0.1% and left out.
+
+GGUF's blocks of 32 weights have one f16 scale (``ggml/src/ggml-common.h``: 34 bytes for Q8_0, 18 for Q4_0). Q4_K_M
+mixes Q4_K (144 bytes for 256 weights) and Q6_K (210): 4.8944 bits a weight of Llama-3.1-8B, embedding included
+(ggml-org/llama.cpp ``tools/quantize/README.md``)."""
 STORED_BYTES: dict[WeightPrecision, float] = {
     "bf16": 2.0,
     "fp8": 1.0,
@@ -38,6 +47,9 @@ STORED_BYTES: dict[WeightPrecision, float] = {
     "int4": 0.5,
     "nvfp4": 0.5,
     "mxfp4": 0.5,
+    "q8_0": 1.0,
+    "q4_0": 0.5,
+    "q4_k_m": 0.5,
 }
 """A weight without its scales [bytes]."""
 COMPUTE_TYPES: dict[WeightPrecision, str] = {
@@ -48,8 +60,16 @@ COMPUTE_TYPES: dict[WeightPrecision, str] = {
     "int4": "bf16",
     "nvfp4": "fp4",
     "mxfp4": "bf16",
+    "q8_0": "bf16",
+    "q4_0": "bf16",
+    "q4_k_m": "bf16",
 }
-"""Matrix type a GPU needs to compute in the stored precision; ``int4`` and ``mxfp4`` compute in bf16."""
+"""Matrix type a GPU needs to compute in the stored precision; ``int4`` and ``mxfp4`` compute in bf16. llama.cpp
+multiplies GGUF blocks as 8-bit integers, at a rate that is known as a share of the bf16 peak."""
+GGUF_PRECISIONS: tuple[WeightPrecision, ...] = ("q8_0", "q4_0", "q4_k_m")
+"""Precisions that only llama.cpp reads."""
+LLAMACPP_PRECISIONS: tuple[WeightPrecision, ...] = ("bf16", *GGUF_PRECISIONS, "mxfp4")
+"""Precisions that llama.cpp reads: F16 or BF16, Q8_0, Q4_0, Q4_K_M, MXFP4 (gpt-oss)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +140,26 @@ def compute_type(gpu: GpuSpec, precision: WeightPrecision) -> str:
     return wanted if wanted in gpu.peak_flops_per_s else "bf16"
 
 
-def module_precision(model: ModelSpec, weights: WeightPrecision, module: str) -> WeightPrecision:
-    """Precision of a module: routers stay in bf16, and so does what the published checkpoint leaves out."""
-    if module == "router" or (weights == model.native_precision and module in model.unquantized_modules):
+def module_precision(
+    model: ModelSpec, weights: WeightPrecision, module: str, engine: EngineName = "vllm"
+) -> WeightPrecision:
+    """Precision of a module: routers stay in bf16, and so does what the published checkpoint leaves out.
+
+    GGUF files of such checkpoints store the rest in Q8_0 (ggml-org's of gpt-oss).
+    """
+    if module == "router":
         return "bf16"
+    if weights == model.native_precision and module in model.unquantized_modules:
+        return "q8_0" if engine == "llama.cpp" and weights != "bf16" else "bf16"
     return weights
+
+
+def head_precision(weights: WeightPrecision, engine: EngineName) -> WeightPrecision:
+    """Precision of the language-model head: bf16, but in quantized GGUF files, which store it in Q8_0 or Q6_K.
+
+    The 6.6 bits of Q6_K, in 4-bit files, are taken as Q8_0's 8.5.
+    """
+    return "q8_0" if engine == "llama.cpp" and weights != "bf16" else "bf16"
 
 
 def local_heads(model: ModelSpec, tensor_parallel_size: int) -> tuple[int, int]:
@@ -147,7 +182,9 @@ def attention_shapes(model: ModelSpec, tensor_parallel_size: int) -> list[tuple[
     return [(model.q_lora_rank + latent, hidden), (heads * model.head_dim, model.q_lora_rank), up, out]
 
 
-def layer_matrices(model: ModelSpec, weights: WeightPrecision, tensor_parallel_size: int) -> tuple[Matrix, ...]:
+def layer_matrices(
+    model: ModelSpec, weights: WeightPrecision, tensor_parallel_size: int, engine: EngineName = "vllm"
+) -> tuple[Matrix, ...]:
     """Matrices of all layers on one GPU, without routed experts, embedding and head.
 
     Parameters
@@ -155,6 +192,8 @@ def layer_matrices(model: ModelSpec, weights: WeightPrecision, tensor_parallel_s
     model : ModelSpec
     weights : WeightPrecision
     tensor_parallel_size : int
+    engine : EngineName
+        Whose checkpoints decide what is left unquantized.
 
     Returns
     -------
@@ -186,7 +225,7 @@ def layer_matrices(model: ModelSpec, weights: WeightPrecision, tensor_parallel_s
             num_outputs=shape[0],
             num_inputs=shape[1],
             num_layers=num_layers,
-            precision=module_precision(model, weights, module),
+            precision=module_precision(model, weights, module, engine),
         )
         for module, shape, num_layers in shapes
     )
@@ -214,8 +253,23 @@ def expert_layer(model: ModelSpec, weights: WeightPrecision, parallelism: Parall
     )
 
 
+def require_readable(deployment: Deployment) -> None:
+    """Refuse weights that the engine has no reader for."""
+    weights, engine = deployment.precision.weights, deployment.engine
+    if engine == "llama.cpp" and weights not in LLAMACPP_PRECISIONS:
+        raise InputError(
+            f"llama.cpp has no weights in {weights}; allowed: {', '.join(LLAMACPP_PRECISIONS)} "
+            "(F16, Q8_0, Q4_0, Q4_K_M, MXFP4)"
+        )
+    if engine != "llama.cpp" and weights in GGUF_PRECISIONS:
+        raise InputError(
+            f"{weights} is a GGUF type, which {engine} is not planned with; use llama.cpp, or int4, int8 or fp8"
+        )
+
+
 def require_supported(deployment: Deployment) -> None:
-    """Refuse parallelism that makes no sense or that the model of memory and time does not cover.
+    """Refuse weights that the engine cannot read, and parallelism that makes no sense or that the model of memory and
+    time does not cover.
 
     Raises
     ------
@@ -224,6 +278,7 @@ def require_supported(deployment: Deployment) -> None:
     """
     parallelism, model, node = deployment.parallelism, deployment.model, deployment.gpu.gpus_per_node
     size, ranks = parallelism.tensor_parallel_size, parallelism.data_parallel_size
+    require_readable(deployment)
     if not 1 <= size <= node:
         raise InputError(
             f"tensor_parallel_size {size} is not within one node of {deployment.gpu.name}; allowed: 1 to {node}"

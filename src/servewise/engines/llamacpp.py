@@ -1,0 +1,89 @@
+"""llama.cpp's llama-server: defaults and what it refuses. It captures no batch sizes.
+
+The figures live in ``servewise/data/engines/llamacpp.toml`` with their sources.
+"""
+
+from __future__ import annotations
+
+from servewise.engines import facts
+from servewise.errors import InputError
+from servewise.types import GpuSpec, LlamacppParams, ModelSpec, Parallelism, Provenance
+
+__all__ = ["default_params", "default_version", "library_gib", "provenance", "validate"]
+
+ENGINE = "llamacpp"
+
+
+def default_version() -> str:
+    """Build of llama.cpp that is planned for when none is named."""
+    return facts.default_version(ENGINE)
+
+
+def provenance(version: str) -> Provenance:
+    """Origin of a build's defaults."""
+    return facts.cited(ENGINE, facts.range_of(ENGINE, version)["source"])
+
+
+def library_gib(gpu: GpuSpec, num_gpus: int) -> tuple[float, Provenance]:
+    """Driver context and communication buffers of one GPU [GiB] with ``num_gpus`` sharing each layer."""
+    return facts.library_gib(ENGINE, gpu, num_gpus)
+
+
+def default_params(
+    version: str, gpu: GpuSpec, model: ModelSpec, parallelism: Parallelism | None = None
+) -> LlamacppParams:
+    """Parameters of ``llama-server`` when no option is given.
+
+    Parameters
+    ----------
+    version : str
+        Build, such as ``b10488``.
+    gpu : GpuSpec
+    model : ModelSpec
+    parallelism : Parallelism or None
+        The defaults depend neither on it nor on the GPU.
+
+    Returns
+    -------
+    LlamacppParams
+        ``ctx_size`` is the model's whole context; ``llama-server`` lowers it until it fits.
+
+    Raises
+    ------
+    InputError
+        When the build is unknown.
+
+    Sources
+    -------
+    ``servewise/data/engines/llamacpp.toml``.
+    """
+    del gpu, parallelism
+    known = facts.range_of(ENGINE, version)
+    return LlamacppParams(
+        ctx_size=model.max_context_tokens,
+        parallel=known["parallel"],
+        batch_size=known["batch_size"],
+        ubatch_size=known["ubatch_size"],
+        kv_unified=known["kv_unified"],
+    )
+
+
+def validate(params: LlamacppParams, model: ModelSpec) -> None:
+    """Check that llama-server would accept the parameters.
+
+    Raises
+    ------
+    InputError
+        Naming the parameter, its value and what is allowed.
+    """
+    for name in ("ctx_size", "parallel", "batch_size", "ubatch_size"):
+        if getattr(params, name) < 1:
+            raise InputError(f"{name} is {getattr(params, name)}; it must be at least 1")
+    if params.ubatch_size > params.batch_size:
+        raise InputError(f"ubatch_size {params.ubatch_size} is above batch_size {params.batch_size}; lower it")
+    longest = params.ctx_size if params.kv_unified else params.ctx_size // params.parallel
+    if longest > model.max_context_tokens:
+        raise InputError(
+            f"ctx_size gives a slot {longest} tokens, more than the {model.max_context_tokens} tokens of context "
+            f"{model.name} supports; lower it"
+        )

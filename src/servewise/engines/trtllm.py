@@ -1,0 +1,112 @@
+"""TensorRT-LLM (PyTorch backend): defaults by version, captured batch sizes.
+
+The figures live in ``servewise/data/engines/trtllm.toml`` with their sources.
+"""
+
+from __future__ import annotations
+
+from servewise.engines import facts
+from servewise.errors import InputError
+from servewise.types import GpuSpec, ModelSpec, Parallelism, Provenance, TrtllmParams
+
+__all__ = ["capture_sizes", "default_params", "default_version", "library_gib", "provenance", "validate"]
+
+ENGINE = "trtllm"
+EXACT_SIZES = (*range(1, 32), 32, 64, 128)
+"""Batch sizes captured when batches are not padded."""
+
+
+def default_version() -> str:
+    """TensorRT-LLM version that is planned for when none is named."""
+    return facts.default_version(ENGINE)
+
+
+def provenance(version: str) -> Provenance:
+    """Origin of a version's defaults."""
+    return facts.cited(ENGINE, facts.range_of(ENGINE, version)["source"])
+
+
+def library_gib(gpu: GpuSpec, num_gpus: int) -> tuple[float, Provenance]:
+    """Driver context and communication buffers of one GPU [GiB] with ``num_gpus`` sharing each layer."""
+    return facts.library_gib(ENGINE, gpu, num_gpus)
+
+
+def default_params(
+    version: str, gpu: GpuSpec, model: ModelSpec, parallelism: Parallelism | None = None
+) -> TrtllmParams:
+    """Parameters of ``trtllm-serve`` when no option is given.
+
+    Parameters
+    ----------
+    version : str
+        TensorRT-LLM version, such as ``1.2.1``.
+    gpu : GpuSpec
+    model : ModelSpec
+    parallelism : Parallelism or None
+        The defaults depend neither on it nor on the GPU.
+
+    Returns
+    -------
+    TrtllmParams
+
+    Raises
+    ------
+    InputError
+        When the version is unknown.
+
+    Sources
+    -------
+    ``servewise/data/engines/trtllm.toml``.
+    """
+    del gpu, parallelism
+    known = facts.range_of(ENGINE, version)
+    return TrtllmParams(
+        max_batch_size=known["max_batch_size"],
+        max_num_tokens=known["max_num_tokens"],
+        max_seq_len=model.max_context_tokens,
+        free_gpu_memory_fraction=known["free_gpu_memory_fraction"],
+        tokens_per_block=known["tokens_per_block"],
+        enable_chunked_prefill=known["enable_chunked_prefill"],
+        cuda_graph_padding=known["cuda_graph_padding"],
+        cuda_graph_max_batch_size=known["cuda_graph_max_batch_size"],
+    )
+
+
+def capture_sizes(params: TrtllmParams) -> tuple[int, ...]:
+    """Decode batch sizes captured as CUDA graphs. Without padding any other size runs eagerly.
+
+    Sources
+    -------
+    NVIDIA/TensorRT-LLM, ``tensorrt_llm/llmapi/llm_args.py@00043967`` (read 2026-11-29).
+    """
+    limit = min(params.cuda_graph_max_batch_size, params.max_batch_size)
+    if not params.cuda_graph_padding:
+        return tuple(s for s in EXACT_SIZES if s <= limit)
+    sizes = {1, 2, 4, *range(8, 129, 8), *range(192, limit + 1, 64), limit}
+    return tuple(sorted(s for s in sizes if 1 <= s <= limit))
+
+
+def validate(params: TrtllmParams, model: ModelSpec) -> None:
+    """Check that TensorRT-LLM would accept the parameters.
+
+    Raises
+    ------
+    InputError
+        Naming the parameter, its value and what is allowed.
+    """
+    for name in ("max_batch_size", "max_num_tokens", "max_seq_len"):
+        if getattr(params, name) < 1:
+            raise InputError(f"{name} is {getattr(params, name)}; it must be at least 1")
+    if params.cuda_graph_max_batch_size < 0:
+        raise InputError(
+            f"cuda_graph_max_batch_size is {params.cuda_graph_max_batch_size}; it must be 0 (no graphs) or more"
+        )
+    if params.max_seq_len > model.max_context_tokens:
+        raise InputError(
+            f"max_seq_len {params.max_seq_len} exceeds the {model.max_context_tokens} tokens of context "
+            f"{model.name} supports; lower it"
+        )
+    if not 0.0 < params.free_gpu_memory_fraction < 1.0:
+        raise InputError(f"free_gpu_memory_fraction is {params.free_gpu_memory_fraction}; it must be in (0, 1)")
+    if params.tokens_per_block < 1 or params.tokens_per_block & (params.tokens_per_block - 1):
+        raise InputError(f"tokens_per_block is {params.tokens_per_block}; it must be a power of two")
