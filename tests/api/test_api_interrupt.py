@@ -77,7 +77,10 @@ def test_ctrl_c_after_the_search_keeps_the_plan(write_service: Callable[..., Pat
     with pytest.raises(KeyboardInterrupt):
         plan()
     (folder,) = (tmp_path / "runs").iterdir()
-    assert json.loads((folder / "plan.json").read_text(encoding="utf-8"))["winner"] is not None
+    document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    assert document["winner"] is not None
+    assert document["explanation"] is None
+    assert {candidate["assurance"] for candidate in document["candidates"]} == {None}
 
 
 def test_ctrl_c_before_the_search_leaves_nothing(

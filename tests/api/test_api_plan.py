@@ -102,6 +102,40 @@ def test_json_is_all_that_stdout_gets_and_progress_goes_to_stderr(write_service:
     assert b"\x1b" not in out
 
 
+def test_the_verdict_is_printed_and_stored(plan: Command) -> None:
+    ended = plan()
+    winner = ended.document["candidates"][ended.document["winner"]]
+    assurance = winner["assurance"]
+    assert assurance["num_draws"] >= 32
+    kept = round(assurance["kept_frac"] * assurance["num_draws"])
+    assert f"{assurance['verdict']} ({kept} of {assurance['num_draws']} draws of the step times)" in ended.out
+    drawn, sampled = assurance["percentiles"]["ttft"]["p90"], winner["summary"]["percentiles"]["ttft"]["p90"]
+    assert drawn["low"] < drawn["high"]
+    assert sampled["low"] < sampled["high"]
+    assert drawn != {name: sampled[name] for name in drawn}
+    page = (ended.folders[0] / "plan.html").read_text(encoding="utf-8")
+    assert "How sure" in page
+    assert "What the numbers consist of" in page
+
+
+def test_explain_shows_what_is_stored(plan: Command) -> None:
+    plain, ended = plan(), plan("--explain")
+    document = ended.document
+    assert plain.document["explanation"] == document["explanation"]
+    assert "What the numbers consist of" not in plain.out
+    assert max(map(len, ended.out.splitlines())) <= 100
+    winner = document["candidates"][document["winner"]]
+    numbers = {number["number"]: number for number in document["explanation"]["numbers"]}
+    assert numbers["ttft"]["value"] == winner["summary"]["means"]["ttft"]
+    for number in numbers.values():
+        assert sum(part["value"] for part in number["parts"]) == pytest.approx(number["value"], rel=1e-9)
+    text = " ".join(ended.out.split())
+    assert "mean TTFT" in text
+    runs = document["explanation"]["nearest"][0]
+    assert f"{runs['engine']} {runs['engine_version']}" in text
+    assert document["provenance"][numbers["tpot"]["parts"][0]["sources"][0]]["source"] in text
+
+
 def test_the_number_of_threads_does_not_change_the_plan(plan: Command) -> None:
     changes = {"hardware": ["L40S-48GB", "H100-SXM-80GB"], "quality": {"min_recovery_pct": 99}}
     documents = [plan("--threads", threads, **changes).document for threads in ("1", "3")]
@@ -221,7 +255,7 @@ def test_without_a_folder_nothing_is_written(
     assert result.run_dir is None
     assert result.plan.winner is not None
     assert json.loads(result.json_text)["winner"] == result.plan.winner
-    assert list(dict.fromkeys(stages)) == ["step tables", "fleets", "capacity"]
+    assert list(dict.fromkeys(stages)) == ["step tables", "fleets", "capacity", "assurance"]
     assert {p.name for p in tmp_path.iterdir()} == {"service.yaml"}
 
 

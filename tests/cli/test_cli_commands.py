@@ -47,6 +47,24 @@ def test_json_is_one_document_and_nothing_else(api: Any, run: Run, service_file:
     assert ended.code == 0
 
 
+def test_explain_adds_the_parts_of_the_numbers(api: Any, run: Run, service_file: Path) -> None:
+    api.plan_found = fake_plan.judged(20, fake_plan.MARGIN)
+    plain, explained = run("plan", str(service_file)), run("plan", str(service_file), "--explain")
+    assert "keeps the promise: at risk (20 of 32 draws" in plain.out
+    for part in ("What the numbers consist of", "Where the coefficients come from", "Nearest public runs"):
+        assert part not in plain.out
+        assert part in explained.out
+    assert max(map(len, explained.out.splitlines())) <= 100
+    assert explained.code == 0
+
+
+def test_explain_without_a_winner_has_nothing_to_add(api: Any, run: Run, service_file: Path) -> None:
+    api.plan_found = fake_plan.plan_without_winner()
+    ended = run("plan", str(service_file), "--explain")
+    assert ended.code == 3
+    assert ended.out == run("plan", str(service_file)).out
+
+
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_without_a_winner_the_code_is_3_and_the_nearest_is_named(
     api: Any, run: Run, service_file: Path, options: tuple[str, ...]

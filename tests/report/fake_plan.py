@@ -10,18 +10,27 @@ import numpy as np
 from servewise import catalog
 from servewise.report import PlanReport
 from servewise.types import (
+    Assurance,
+    Breakdown,
     Candidate,
+    Caveat,
     Cost,
     Deployment,
     Estimate,
+    Explanation,
     GpuSpec,
+    Interval,
     LoadPoint,
+    MeanEstimate,
+    MeasuredRuns,
     ModelSpec,
     Parallelism,
+    Part,
     Plan,
     Precision,
     Promise,
     Provenance,
+    SafetyMargin,
     Summary,
     VllmParams,
 )
@@ -195,6 +204,107 @@ def plan(num_fillers: int = 24) -> Plan:
         num_simulated=30,
         num_simulated_requests=30 * 19366,
         wall_s=4.2,
+    )
+
+
+def assurance(num_kept: int, of: Summary, margin: SafetyMargin | None = None, tried: str = "") -> Assurance:
+    def drawn(value: float) -> Interval:
+        return Interval(low=0.9 * value, high=1.2 * value)
+
+    return Assurance(
+        num_draws=32,
+        kept_frac=num_kept / 32,
+        attainment=Interval(low=of.attainment.value - 0.02, high=of.attainment.value + 0.001),
+        percentiles={
+            metric: {name: drawn(estimate.value) for name, estimate in by_name.items()}
+            for metric, by_name in of.percentiles.items()
+        },
+        means={
+            name: MeanEstimate(
+                value=of.means[name],
+                low=0.8 * of.means[name],
+                high=1.5 * of.means[name],
+                error_class="other model",
+                num_runs=1234,
+            )
+            for name in ("ttft", "tpot")
+        },
+        margin=margin,
+        margin_tried=tried,
+    )
+
+
+def judged(num_kept: int, margin: SafetyMargin | None = None, tried: str = "") -> Plan:
+    """The plan with a verdict on its winner, the next of the frontier very likely, and the winner explained."""
+    base = plan()
+    candidates = list(base.candidates)
+    for index, kept_draws in zip(base.frontier[:2], (num_kept, 32), strict=True):
+        found = candidates[index]
+        assert found.summary is not None
+        verdict = assurance(kept_draws, found.summary, margin, tried)
+        candidates[index] = dataclasses.replace(found, assurance=verdict)
+    return dataclasses.replace(base, candidates=tuple(candidates), explanation=explanation())
+
+
+MARGIN = SafetyMargin(num_replicas=3, kept_frac=31 / 32, extra_usd_per_h=3.1, usd_per_mtok_output_at_load=3.25)
+
+
+def explanation() -> Explanation:
+    operators = Provenance(kind="measured", source="https://example.org/ops.csv", note="within 4% of the table")
+    fitted = Provenance(kind="derived", source="https://example.org/<b>fits</b>")
+    return Explanation(
+        num_rows=12.94,
+        context_tokens=16264.2,
+        prompt_tokens=1156.0,
+        numbers=(
+            Breakdown(
+                number="ttft",
+                value=0.15,
+                unit="s",
+                parts=(
+                    Part(group="queue", name="queue", value=0.05),
+                    Part(group="prefill", name="weights", value=0.02, sources=(operators,)),
+                    Part(group="prefill", name="compute", value=0.06, sources=(operators,)),
+                    Part(group="network", name="network", value=0.015, sources=(fitted,)),
+                    Part(group="network", name="tokenizer", value=0.005, sources=(fitted,)),
+                ),
+                note="queue is what is left",
+            ),
+            Breakdown(
+                number="memory",
+                value=80.0 * 2**30,
+                unit="bytes",
+                parts=(
+                    Part(group="engine", name="weights", value=30.0 * 2**30, sources=(fitted,)),
+                    Part(group="engine", name="kv", value=44.0 * 2**30, sources=(fitted,)),
+                    Part(group="left free", name="unused", value=6.0 * 2**30, sources=(fitted,)),
+                ),
+                note="the KV cache holds 500,000 tokens a replica",
+            ),
+        ),
+        caveats=(
+            Caveat(kind="unvalidated", text="unvalidated: no public run with <i>pipelines</i>"),
+            Caveat(kind="extrapolated", text="contexts above 131072 tokens extrapolate attention"),
+        ),
+        nearest=(
+            MeasuredRuns(
+                engine="vllm",
+                engine_version="0.11.0",
+                model="meta-llama/Llama-3.1-70B-Instruct",
+                gpu="H100-SXM-80GB",
+                precision="fp8/bf16",
+                parallelism="TP4",
+                num_runs=12,
+                lowest_concurrency=4,
+                highest_concurrency=64,
+                tpot_median_error_pct=6.14,
+                tpot_bias_pct=-2.0,
+                ttft_median_error_pct=math.nan,
+                ttft_bias_pct=math.nan,
+                source="https://example.org/runs",
+                differs=("precision", "gpu"),
+            ),
+        ),
     )
 
 

@@ -98,7 +98,7 @@ def test_the_answer_is_in_the_text(page: Page) -> None:
         "$1.694 at capacity",
         "99.53%",
         "vllm serve meta-llama/Llama-3.1-70B-Instruct",
-        "cost +100%, time -42%, +4 GPUs",
+        "cost +100%, time -42%",
         "weights 131.4 GiB > 72.9 GiB usable on H100-SXM-80GB at TP1",
         "https://example.org/ops.csv",
         "max_tokens is assumed",
@@ -269,3 +269,28 @@ def test_undefined_figures_do_not_reach_the_page() -> None:
     found = Page(plan_html(fake_plan.report(dataclasses.replace(plan, candidates=candidates))))
     assert found.figures["load"]["layout"]["annotations"][0]["text"] == "this traffic"
     assert sum(len(t["x"]) for t in found.figures["frontier"]["data"] if t.get("text")) == len(plan.ranking) - 1
+
+
+def test_the_verdict_and_both_intervals_are_on_the_page() -> None:
+    page = Page(plan_html(fake_plan.report(fake_plan.judged(20, fake_plan.MARGIN))))
+    text = " ".join(" ".join(page.text).split())
+    for part in (
+        "Keeps the promise at risk 20 of 32 draws of the step times. 2 more replicas, +$3.10/h",
+        "the promise is at risk: it is broken in 12 of 32 draws of the step times",
+        "How sure",
+        "Requests within the limits 99.53% 99.13 to 99.83% 97.53 to 99.63%",
+        "TTFT p99 450 ms 436 to 459 ms 405 to 540 ms",
+        "What the numbers consist of",
+        "mean TTFT 150 ms queue 50 ms",
+        "unvalidated: no public run with <i>pipelines</i>",
+        "https://example.org/<b>fits</b>",
+        "Nearest public runs",
+    ):
+        assert part in text
+    assert not {"i", "b"} & {tag for tag, _ in page.elements}
+
+
+def test_without_draws_the_page_claims_no_certainty(html: str) -> None:
+    assert "How sure" not in html
+    assert "What the numbers consist of" not in html
+    assert "Keeps the promise<" not in html

@@ -53,7 +53,7 @@ def test_every_part_is_there_in_order() -> None:
         "Keep the promise: 30 of 45 candidates\n",
         "Best settings of each GPU, precision and TP, cheapest first ($ per Mtok of output)\n",
         "Frontier: nothing is both cheaper and faster (latency: E2E p99)",
-        "cost +100%, time -42%, +4 GPUs",
+        "cost +100%, time -42%",
         "Turned down: 15 of 45 candidates",
         "cannot run: e.g. weights 131.4 GiB > 72.9 GiB usable on H100-SXM-80GB at TP1",
         "max_tokens is assumed (P99 of output: 512)",
@@ -175,3 +175,72 @@ def test_markup_and_escapes_in_names_are_shown() -> None:
     styled = text_of(report, terminal=True)
     assert "\x1b[31m" not in styled
     assert "\x1b[2J" not in styled
+
+
+def test_the_verdict_stands_with_the_answer() -> None:
+    text = text_of(fake_plan.report(fake_plan.judged(32, fake_plan.MARGIN)))
+    head = text.split("Launch")[0]
+    for row in (
+        "kept by     99.53% of 19,366 requests; sampling 95% [99.13, 99.83], model 90% [97.53, 99.63]",
+        "sure        keeps the promise: very likely (32 of 32 draws of the step times)",
+        "latency     TTFT p99 450 ms, TPOT p99 27 ms",
+        "  sampling  TTFT p99 436 to 459 ms, TPOT p99 26 to 28 ms",
+        "  model     TTFT p99 405 to 540 ms, TPOT p99 24 to 32 ms",
+    ):
+        assert row in head
+    assert "TTFT 150 ms (120 to 225 ms), TPOT 14 ms (11 to 20 ms): 90% by errors on 1,234 public" in head
+    assert "margin" not in text
+    assert "at risk" not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_winner_at_risk_is_said_to_be_at_risk_with_the_price_of_the_margin() -> None:
+    text = text_of(fake_plan.report(fake_plan.judged(12, fake_plan.MARGIN)))
+    words = " ".join(text.split())
+    assert "sure keeps the promise: at risk (12 of 32 draws of the step times)" in words
+    margin = "2 more replicas, +$3.10/h ($3.250 per Mtok output at load), make it very likely"
+    assert f"margin {margin}" in words
+    assert f"the promise is at risk: it is broken in 20 of 32 draws of the step times; {margin}" in words
+
+
+def test_only_the_frontier_has_a_column_for_the_verdict() -> None:
+    text = text_of(fake_plan.report(fake_plan.judged(24)))
+    ranking, frontier = text.split("Frontier:")
+    assert "sure" not in ranking.split("Keep the promise: 30")[1]
+    rows = [line for line in frontier.split("Turned down")[0].splitlines() if " x TP" in line]
+    assert [row.split("  ")[-2].split()[-1] for row in rows] == ["75%", "100%"]
+    assert "sure: of 32 draws" in frontier
+    assert "sure" not in text_of(fake_plan.report())
+
+
+def test_numbers_are_explained_when_asked() -> None:
+    report = fake_plan.report(fake_plan.judged(32))
+    assert "What the numbers consist of" not in text_of(report)
+    out = io.StringIO()
+    Console(file=out, width=100).print(plan_terminal(report, explain=True))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 100
+    text = " ".join(out.getvalue().split())
+    for part in (
+        "a replica decodes 12.9 requests at once, with 16,264 tokens of context in all; prompts of 1,156 tokens",
+        "mean TTFT 150 ms queue 50 ms prefill 80 ms compute 60 ms, weights 20 ms network 20 ms network 15 ms,",
+        "memory of a GPU 80.0 GiB engine 74.0 GiB KV 44.0 GiB, weights 30.0 GiB left free 6.0 GiB",
+        "weights, compute: measured, https://example.org/ops.csv; within 4% of the table",
+        "network, tokenizer, memory weights, memory KV, memory left free: derived, https://example.org/<b>fits</b>",
+        "- unvalidated: no public run with <i>pipelines</i>",
+        "- extrapolated: contexts above 131072 tokens extrapolate attention",
+        "12 vllm 0.11.0",
+        "6.1/-2.0 - precision,",
+    ):
+        assert part in text
+
+
+def test_a_plan_that_rests_on_measurements_alone_says_so() -> None:
+    plan = fake_plan.judged(32)
+    assert plan.explanation is not None
+    bare = dataclasses.replace(plan.explanation, caveats=(), nearest=())
+    out = io.StringIO()
+    report = fake_plan.report(dataclasses.replace(plan, explanation=bare))
+    Console(file=out, width=100).print(plan_terminal(report, explain=True))
+    assert "nothing of it is known to be extrapolated, transferred or unvalidated" in out.getvalue()
+    assert "none is known" in out.getvalue()

@@ -8,9 +8,9 @@ import math
 import fake_plan
 import pytest
 
-from servewise.report import shortfall, visible, words
+from servewise.report import explanation_words, shortfall, sureness, visible, words
 from servewise.report.escape import html_text, json_in_html
-from servewise.types import PercentileLimit, Promise
+from servewise.types import PercentileLimit, Promise, Provenance
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_costs_are_said_with_their_kind() -> None:
 def test_alternatives_are_weighed_against_the_winner() -> None:
     winner = fake_plan.kept(0, "H100-SXM-80GB", 4, 1, 2.0, 10.0)
     other = fake_plan.kept(1, "H100-SXM-80GB", 8, 1, 2.2, 5.0)
-    assert words.against_winner_words(other, winner) == "cost +120%, time -50%, +4 GPUs"
+    assert words.against_winner_words(other, winner) == "cost +120%, time -50%"
     assert words.against_winner_words(winner, winner) == "the cheapest"
     twin = dataclasses.replace(winner, index=2, latency_s=9.99)
     assert words.against_winner_words(twin, winner) == "same cost, same time"
@@ -60,7 +60,7 @@ def test_one_is_singular() -> None:
     assert words.count(2, "GPU") == "2 GPUs"
     winner = fake_plan.kept(0, "H100-SXM-80GB", 2, 1, 2.0, 10.0)
     fewer = fake_plan.kept(1, "H100-SXM-80GB", 1, 1, 2.0, 20.0)
-    assert words.against_winner_words(fewer, winner) == "cost -50%, time +100%, -1 GPU"
+    assert words.against_winner_words(fewer, winner) == "cost -50%, time +100%"
 
 
 def test_what_limits_a_fleet_is_said_in_few_words_too() -> None:
@@ -147,3 +147,73 @@ def test_latency_names_the_promised_percentiles_too() -> None:
         "TTFT p99 500 ms, TPOT p99 30 ms, E2E p99 9.00 s, ITL p99 39 ms"
     )
     assert words.latency_words(summary, marginal).endswith(", TTFT p90 350 ms")
+
+
+@pytest.mark.parametrize(
+    ("num_kept", "verdict"), [(32, "very likely"), (31, "very likely"), (30, "likely"), (24, "likely"), (23, "at risk")]
+)
+def test_verdicts(num_kept: int, verdict: str) -> None:
+    winner = fake_plan.judged(num_kept).candidates[fake_plan.plan().winner]
+    assert winner.assurance is not None
+    assert sureness.verdict_words(winner.assurance) == (
+        f"keeps the promise: {verdict} ({num_kept} of 32 draws of the step times)"
+    )
+    assert sureness.sure_cell(winner) == f"{100 * num_kept / 32:.0f}%"
+    assert bool(sureness.worries(winner)) == (verdict != "very likely")
+
+
+def test_the_price_of_the_margin() -> None:
+    index = fake_plan.plan().winner
+    two = fake_plan.judged(20, fake_plan.MARGIN).candidates[index]
+    assert sureness.margin_words(two) == (
+        "2 more replicas, +$3.10/h ($3.250 per Mtok output at load), make it very likely"
+    )
+    one = fake_plan.judged(20, dataclasses.replace(fake_plan.MARGIN, num_replicas=2)).candidates[index]
+    assert sureness.margin_words(one).startswith("1 more replica, +$3.10/h")
+    assert sureness.margin_words(one).endswith(", makes it very likely")
+    none = fake_plan.judged(20, None, "up to 4 replicas (the budget of 16 GPUs)").candidates[index]
+    assert sureness.margin_words(none) == (
+        "nothing that was tried makes it very likely: up to 4 replicas (the budget of 16 GPUs)"
+    )
+    assert sureness.margin_words(fake_plan.judged(32, fake_plan.MARGIN).candidates[index]) == ""
+    assert sureness.margin_words(fake_plan.plan().candidates[index]) == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.59, 0.79, "590 to 790 ms"),
+        (0.9, 1.25, "900 ms to 1.25 s"),
+        (0.9, math.inf, "900 ms or more"),
+        (math.nan, math.nan, "-"),
+    ],
+)
+def test_ranges(low: float, high: float, expected: str) -> None:
+    assert sureness.range_words(low, high) == expected
+
+
+def test_every_figure_has_both_intervals() -> None:
+    summary = fake_plan.summary(0.995, 0.5, 0.03, 9.0)
+    rows = {row[0]: row[1:] for row in sureness.figure_rows(summary, fake_plan.assurance(30, summary))}
+    assert rows["Requests within the limits"] == ["99.50%", "99.10 to 99.80%", "97.50 to 99.60%"]
+    assert rows["TTFT p99"] == ["500 ms", "485 to 510 ms", "450 to 600 ms"]
+    assert rows["E2E p50"] == ["2.70 s", "2.62 to 2.83 s", "2.43 to 3.24 s"]
+    no_sample = dataclasses.replace(
+        summary, attainment=dataclasses.replace(summary.attainment, low=math.nan, high=math.nan)
+    )
+    assert sureness.figure_rows(no_sample, fake_plan.assurance(30, summary))[0][2] == "-"
+
+
+def test_an_assumed_error_is_called_assumed() -> None:
+    summary = fake_plan.summary(0.995, 0.45, 0.03, 9.0)
+    found = fake_plan.assurance(32, summary)
+    assumed = {name: dataclasses.replace(mean, num_runs=0) for name, mean in found.means.items()}
+    words_of = sureness.means_words(dataclasses.replace(found, means=assumed))
+    assert words_of.endswith(": 90% by an assumed error (its model not seen)")
+    assert sureness.means_words(dataclasses.replace(found, means={})) == "-"
+
+
+def test_an_origin_names_its_kind_once() -> None:
+    assumed = Provenance(kind="assumed", source="assumed: made up", note="so far")
+    assert explanation_words.source_words(assumed) == "assumed: made up; so far"
+    assert explanation_words.source_words(Provenance(kind="spec", source="a sheet")) == "spec, a sheet"

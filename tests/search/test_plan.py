@@ -224,9 +224,10 @@ def test_a_promise_on_gaps_is_searched_with_gaps(make_search: Make) -> None:
     assert found.candidates[found.winner].summary.percentiles["itl"]["p99"].value <= 0.2
 
 
-def test_what_one_replica_less_would_break_is_said_for_percentiles_too(make_search: Make) -> None:
-    limit = PercentileLimit(metric="ttft", percentile=95.0, limit_s=0.3)
-    found = plan(make_search(promise=Promise(percentiles=(limit,)), gpus=("L40S-48GB",)))
+def test_what_one_replica_less_would_break_is_said_for_percentiles_too(make_search: Make, chat: Workload) -> None:
+    limit = PercentileLimit(metric="ttft", percentile=95.0, limit_s=0.5)
+    busy = replace(chat, arrival_s=chat.arrival_s / 4)
+    found = plan(make_search(workload=busy, promise=Promise(percentiles=(limit,)), gpus=("L40S-48GB",)))
     winner = found.candidates[found.winner]
     fewer = winner.deployment.num_replicas - 1
     assert fewer >= 1

@@ -159,7 +159,7 @@ def test_pruned_and_unpruned_searches_agree(workloads: tuple[Workload, Workload]
                 if truth.summary is not None and base.summary is not None:
                     assert truth.latency_s == base.latency_s, where
                     assert truth.summary.means == base.summary.means, where
-    assert min(seen[status] for status in ("kept", "broken", "dominated", "same_schedule")) >= 50
+    assert min(seen[status] for status in ("kept", "broken", "dominated", "same_schedule")) >= 30
 
 
 def test_a_fleet_that_was_jumped_over_is_not_given_up(

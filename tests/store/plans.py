@@ -8,22 +8,31 @@ import numpy as np
 
 from servewise.store import PlanMeta, plan_meta
 from servewise.types import (
+    Assurance,
+    Breakdown,
     Budget,
     Candidate,
+    Caveat,
     Cost,
     Deployment,
     Estimate,
+    Explanation,
     GpuSpec,
+    Interval,
     LoadPoint,
+    MeanEstimate,
+    MeasuredRuns,
     MemoryReport,
     ModelSpec,
     MoeSpec,
     Parallelism,
+    Part,
     PercentileLimit,
     Plan,
     Precision,
     Promise,
     Provenance,
+    SafetyMargin,
     Search,
     Summary,
     VllmParams,
@@ -159,6 +168,58 @@ POINT = LoadPoint(
     goodput_tokens_per_s=1000.0,
     throughput_tokens_per_s=1010.0,
 )
+ASSURANCE = Assurance(
+    num_draws=32,
+    kept_frac=25 / 32,
+    attainment=Interval(low=0.75, high=0.99),
+    percentiles={
+        "ttft": {"p50": Interval(low=0.09, high=0.15), "p99": Interval(low=0.25, high=0.5)},
+        "tpot": {"p50": Interval(low=NAN, high=NAN)},
+    },
+    means={
+        "ttft": MeanEstimate(value=0.1, low=0.08, high=0.14, error_class="other model", num_runs=321),
+        "tpot": MeanEstimate(value=NAN, low=NAN, high=NAN, error_class="other model", num_runs=0),
+    },
+    margin=SafetyMargin(num_replicas=4, kept_frac=31 / 32, extra_usd_per_h=3.1, usd_per_mtok_output_at_load=0.5),
+    margin_tried="up to 4 replicas",
+)
+EXPLANATION = Explanation(
+    num_rows=12.5,
+    context_tokens=16000.0,
+    prompt_tokens=90.0,
+    numbers=(
+        Breakdown(
+            number="tpot",
+            value=0.03,
+            unit="s",
+            parts=(
+                Part(group="decode step", name="weights", value=0.04, sources=(SPEC, MEASURED)),
+                Part(group="decode step", name="spread", value=-0.01),
+            ),
+            note="what steps vary",
+        ),
+    ),
+    caveats=(Caveat(kind="transferred", text="transferred from h100_sxm"),),
+    nearest=(
+        MeasuredRuns(
+            engine="vllm",
+            engine_version="0.11.0",
+            model="example/dense-8b",
+            gpu="H100-SXM-80GB",
+            precision="bf16/bf16",
+            parallelism="TP1",
+            num_runs=7,
+            lowest_concurrency=1,
+            highest_concurrency=64,
+            tpot_median_error_pct=5.0,
+            tpot_bias_pct=-1.0,
+            ttft_median_error_pct=NAN,
+            ttft_bias_pct=NAN,
+            source="https://example.org/runs",
+            differs=("model",),
+        ),
+    ),
+)
 PLAN = Plan(
     candidates=(
         Candidate(
@@ -175,6 +236,7 @@ PLAN = Plan(
             limited_by="memory bandwidth",
             load_curve=(POINT,),
             warnings=("coefficients were transferred",),
+            assurance=ASSURANCE,
         ),
         Candidate(
             index=1,
@@ -191,6 +253,7 @@ PLAN = Plan(
     num_simulated=1,
     num_simulated_requests=10,
     wall_s=0.5,
+    explanation=EXPLANATION,
 )
 WORKLOAD = Workload(
     name="ten requests",

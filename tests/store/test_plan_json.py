@@ -49,7 +49,7 @@ def test_the_document_carries_where_it_comes_from() -> None:
 
 
 def test_facts_are_written_once() -> None:
-    many = tuple(dataclasses.replace(PLAN.candidates[0], index=i) for i in range(500))
+    many = tuple(dataclasses.replace(PLAN.candidates[0], index=i, assurance=None) for i in range(500))
     text = json.dumps(plan_to_json(dataclasses.replace(PLAN, candidates=many), meta()), separators=(",", ":"))
     assert text.count('"vocab_size"') == 1
     assert text.count('"mem_bw_bytes_per_s"') == 1
@@ -72,6 +72,39 @@ def test_null_means_what_the_documentation_says() -> None:
     assert summary.percentiles["ttft"]["p99"].high == math.inf
     assert math.isnan(summary.percentiles["e2e"]["p50"].high)  # no interval was computed
     assert math.isnan(plan.candidates[1].latency_s)
+
+
+def test_the_verdict_is_written_and_follows_from_the_draws() -> None:
+    document = plan_to_json(PLAN, meta())
+    written = document["candidates"][0]["assurance"]
+    assert (written["kept_frac"], written["num_draws"], written["verdict"]) == (25 / 32, 32, "likely")
+    assert written["percentiles"]["tpot"]["p50"] == {"low": None, "high": None}
+    assert written["means"]["tpot"]["value"] is None
+    assert document["candidates"][1]["assurance"] is None
+    plan, _ = plan_from_json(document)
+    assurance = plan.candidates[0].assurance
+    assert assurance is not None
+    assert assurance.verdict == "likely"
+    assert math.isnan(assurance.percentiles["tpot"]["p50"].low)
+
+
+def test_parts_refer_to_the_table_of_origins() -> None:
+    document = plan_to_json(PLAN, meta())
+    (number,) = document["explanation"]["numbers"]
+    rows = number["parts"][0]["sources"]
+    assert [document["provenance"][row]["source"] for row in rows] == ["https://example.org/sheet", "run@1234"]
+    assert number["parts"][1]["sources"] == []
+    assert document["explanation"]["nearest"][0]["ttft_median_error_pct"] is None
+
+
+def test_plans_without_the_keys_that_were_added_are_read() -> None:
+    document = plan_to_json(PLAN, meta())
+    del document["explanation"]
+    for candidate in document["candidates"]:
+        del candidate["assurance"]
+    plan, _ = plan_from_json(document)
+    assert plan.explanation is None
+    assert plan.candidates[0].assurance is None
 
 
 number = st.floats(0, 1e12)
@@ -117,6 +150,9 @@ def set_key(*path: str | int, value: object) -> Callable[[dict], None]:
         (set_key("candidates", 0, "deployment", "model", value="other"), "other on H100-SXM-80GB.*lack"),
         (set_key("candidates", 0, "deployment", "gpu", value="TPU"), "on TPU.*lack"),
         (set_key("candidates", 0, "memory", "provenance", "weights", value=-1), "missing provenance"),
+        (set_key("explanation", "numbers", 0, "parts", 0, "sources", value=[99]), "explanation of tpot.*provenance"),
+        (set_key("candidates", 0, "assurance", "verdict", value="sure"), r"damaged at candidates\.0\.assurance"),
+        (set_key("candidates", 0, "assurance", "kept_frac", value=None), r"assurance\.kept_frac"),
         (set_key("models", MODEL.name, "num_layers", value=32.5), "num_layers"),
         (set_key("gpus", GPU.name, "mem_bytes", value=None), "mem_bytes"),
         (lambda document: document.pop("candidates"), "damaged at candidates: Field required"),
@@ -181,8 +217,12 @@ def test_every_key_is_documented() -> None:
     names = set(document) | set(document["workload"])
     for candidate in document["candidates"]:
         names |= set(candidate) | set(candidate["deployment"])
-        for part in ("memory", "summary", "cost"):
+        for part in ("memory", "summary", "cost", "assurance"):
             names |= set(candidate[part] or {})
+    names |= set(document["candidates"][0]["assurance"]["margin"]) | set(document["explanation"])
+    names |= set(document["candidates"][0]["assurance"]["means"]["ttft"])
+    (breakdown,), (runs,) = document["explanation"]["numbers"], document["explanation"]["nearest"]
+    names |= set(breakdown) | set(breakdown["parts"][0]) | set(runs) | set(document["explanation"]["caveats"][0])
     assert names <= keys(plan_json_schema())
     missing = sorted(name for name in names if f"`{name}`" not in text)
     assert missing == []

@@ -19,9 +19,12 @@ __all__ = ["plan"]
     help="Folder in which a new run folder with plan.json and plan.html is made.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON document and nothing else.")
+@click.option(
+    "--explain", is_flag=True, help="Also show what the numbers consist of, their sources, and the nearest runs."
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to simulate with.  [default: one per core]")
 @click.pass_context
-def plan(ctx: click.Context, service: Path, out: Path, as_json: bool, threads: int | None) -> None:
+def plan(ctx: click.Context, service: Path, out: Path, as_json: bool, explain: bool, threads: int | None) -> None:
     """Find the cheapest deployment that keeps the promise.
 
     SERVICE.yaml says what is promised to whom: traffic, model, promise, quality, hardware and prices. Without
@@ -41,7 +44,7 @@ def plan(ctx: click.Context, service: Path, out: Path, as_json: bool, threads: i
     if as_json:
         click.echo(result.json_text)
     else:
-        show(plan_terminal(result.report))
+        show(plan_terminal(result.report, explain=explain))
     if result.run_dir is not None:
         diagnose("note", f"plan.json and plan.html are in {result.run_dir}")
     if result.plan.winner is None:

@@ -6,13 +6,15 @@ import base64
 import hashlib
 import importlib.resources
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servewise import __version__
-from servewise.report import words
+from servewise.report import sureness, words
 from servewise.report.escape import html_text, json_in_html
 from servewise.report.figures import frontier_figure, latency_figures, load_figure
+from servewise.report.page_assurance import explanation_section, sure_section
+from servewise.report.table import html_table
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -50,6 +52,8 @@ def plan_html(report: PlanReport) -> str:
         _figure_section(["ttft", "tpot", "e2e"], figures, "Latency against the promise", _LATENCY_NOTE),
         _figure_section(["load"], figures, "Load against goodput", _LOAD_NOTE),
         _ranking_table(report, by_index),
+        "" if shown is None else sure_section(shown),
+        "" if report.plan.explanation is None else explanation_section(report.plan.explanation),
         _rejection_table(report),
         _warnings(report, shown),
         _provenance_table(report),
@@ -117,6 +121,9 @@ def _cards(shown: Candidate, report: PlanReport) -> str:
             interval = f"95% interval {100 * summary.attainment.low:.2f} to {100 * summary.attainment.high:.2f}%"
             note = f"{interval}, {summary.num_requests:,} requests"
             cards.append(("Requests within the limits", f"{100 * summary.attainment.value:.2f}%", note))
+        if shown.assurance is not None:
+            note = f"{sureness.kept_in_words(shown.assurance)}. {sureness.margin_words(shown)}"
+            cards.append(("Keeps the promise", shown.assurance.verdict, note.strip()))
         for metric in ("ttft", "tpot"):
             value = words.percentile_words(summary, metric, "p99")
             cards.append((f"{metric.upper()} p99", value, f"p50 {words.percentile_words(summary, metric, 'p50')}"))
@@ -169,16 +176,21 @@ def _frontier_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> st
             words.fleet_words(c),
             _usd(c, "usd_per_mtok_output_at_load"),
             format_duration(c.latency_s),
+            sureness.sure_cell(c),
             words.against_winner_words(c, winner),
         ]
         for c in shown
     ]
-    head = [*(["Model"] if compare_models else []), "Fleet", "$/Mtok output at load", "E2E", "Against the cheapest"]
+    head = [*(["Model"] if compare_models else []), "Fleet", "$/Mtok output at load", "E2E", "Sure"]
+    head.append("Against the cheapest")
     num_all = len(report.plan.frontier)
     some = f" ({len(shown)} of {num_all} points)" if len(shown) < num_all else ""
-    caption = f"The frontier: what each alternative gives up and gains{some}"
-    numeric = {1 + int(compare_models), 2 + int(compare_models)}
-    return _table(caption, head, rows, numeric=numeric) + _risk_notes(shown, report)
+    caption = (
+        f"The frontier: what each alternative gives up and gains{some}. Sure: share of the draws of the step times in"
+        " which the promise is kept; a dash: not drawn"
+    )
+    numeric = {1 + int(compare_models), 2 + int(compare_models), 3 + int(compare_models)}
+    return html_table(caption, head, rows, numeric=numeric) + _risk_notes(shown, report)
 
 
 def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str:
@@ -219,7 +231,7 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
         f" settings of each {'model, ' if compare_models else ''}GPU, precision and TP, cheapest first{some}."
         " A dash: not searched."
     )
-    table = _table(caption, head, rows, numeric=numeric, best=True)
+    table = html_table(caption, head, rows, numeric=numeric, best=True)
     return "<h2>What keeps the promise</h2>" + table + _risk_notes(best[:NUM_RANKED], report)
 
 
@@ -236,11 +248,11 @@ def _rejection_table(report: PlanReport) -> str:
     total = sum(r.num_candidates for r in found)
     caption = f"{total:,} of {len(report.plan.candidates):,} candidates, by kind of reason"
     head = ["Candidates", "Why", "For example"]
-    return "<h2>What was turned down</h2>" + _table(caption, head, rows, numeric={0})
+    return "<h2>What was turned down</h2>" + html_table(caption, head, rows, numeric={0})
 
 
 def _warnings(report: PlanReport, shown: Candidate | None) -> str:
-    warnings = [*report.warnings, *(shown.warnings if shown else ())]
+    warnings = [*report.warnings, *((*sureness.worries(shown), *shown.warnings) if shown else ())]
     if not warnings:
         return ""
     items = "".join(f"<li>{html_text(w)}</li>" for w in warnings)
@@ -252,7 +264,7 @@ def _provenance_table(report: PlanReport) -> str:
         return ""
     rows = [[name, p.kind, p.source, p.accessed, p.note] for name, p in sorted(report.provenance.items())]
     head = ["Figure", "Kind", "Source", "Read on", "Note"]
-    return "<h2>Where the numbers come from</h2>" + _table("Origin of every figure used", head, rows)
+    return "<h2>Where the numbers come from</h2>" + html_table("Origin of every figure used", head, rows)
 
 
 def _facts_table(report: PlanReport) -> str:
@@ -263,36 +275,11 @@ def _facts_table(report: PlanReport) -> str:
         ["search time", format_duration(plan.wall_s)],
         *([name, value] for name, value in report.facts.items()),
     ]
-    return "<h2>To make this plan again</h2>" + _table("Versions, inputs and search", ["What", "Value"], rows)
+    return "<h2>To make this plan again</h2>" + html_table("Versions, inputs and search", ["What", "Value"], rows)
 
 
 def _usd(candidate: Candidate, field: str) -> str:
     return "-" if candidate.cost is None else format_usd(getattr(candidate.cost, field))
-
-
-def _table(
-    caption: str,
-    head: list[str],
-    rows: Iterable[list[str]],
-    *,
-    numeric: Set[int] = frozenset(),
-    best: bool = False,
-) -> str:
-    def cell(tag: str, column: int, text: str) -> str:
-        names = "num" if column in numeric else "long" if len(text) > 30 else "name"
-        attributes = f' class="{names}"' + (' scope="col"' if tag == "th" else "")
-        return f"<{tag}{attributes}>{html_text(text)}</{tag}>"
-
-    header = "".join(cell("th", i, text) for i, text in enumerate(head))
-    lines = []
-    for number, row in enumerate(rows):
-        mark = ' class="best"' if best and number == 0 else ""
-        lines.append(f"<tr{mark}>{''.join(cell('td', i, text) for i, text in enumerate(row))}</tr>")
-    return (
-        f'<div class="table" tabindex="0" role="region" aria-label="{html_text(caption)}"><table>'
-        f"<caption>{html_text(caption)}</caption><thead><tr>{header}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
 
 
 def _page(report: PlanReport, body: str, figures: Mapping[str, Any]) -> str:

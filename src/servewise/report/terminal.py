@@ -10,8 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from servewise.report import words
+from servewise.report import sureness, words
+from servewise.report.blocks import facts, heading, line
 from servewise.report.escape import visible
+from servewise.report.explain import explanation_blocks
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -23,12 +25,14 @@ NUM_FRONTIER = 10
 NUM_REJECTIONS = 8
 
 
-def plan_terminal(report: PlanReport) -> RenderableType:
+def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableType:
     """Lay out a plan for a terminal: the answer first, then what it was chosen from, then the caveats.
 
     Parameters
     ----------
     report : PlanReport
+    explain : bool
+        Also show what the winner's numbers consist of and rest on.
 
     Returns
     -------
@@ -40,7 +44,7 @@ def plan_terminal(report: PlanReport) -> RenderableType:
     winner = None if report.plan.winner is None else by_index[report.plan.winner]
     parts += _answer(report, winner) if winner else _no_answer(report, by_index)
     if not report.plan.complete:
-        parts.append(_heading(words.unfinished_words(report.plan)))
+        parts.append(heading(words.unfinished_words(report.plan)))
     if winner:
         best = [by_index[i] for i in report.plan.alternatives][:NUM_RANKED]
         frontier = words.spread([by_index[i] for i in report.plan.frontier], NUM_FRONTIER)
@@ -48,28 +52,13 @@ def plan_terminal(report: PlanReport) -> RenderableType:
         parts += _frontier(report, frontier, winner)
         notes = words.risk_notes([*best, *frontier], with_model=words.several_models(report.plan))
         if notes:
-            parts += [Text(), *(_line(note) for note in notes)]
+            parts += [Text(), *(line(note) for note in notes)]
     parts += _rejected(report)
+    if explain and report.plan.explanation is not None:
+        parts += explanation_blocks(report.plan.explanation)
     parts += _warnings(report, winner)
     parts.append(_footer(report, winner))
     return Group(*parts)
-
-
-def _line(text: str, style: str = "") -> Text:
-    return Text(visible(text), style=style)
-
-
-def _heading(text: str) -> Text:
-    return Text(f"\n{visible(text)}", style="bold")
-
-
-def _facts(rows: list[tuple[str, str]]) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(Text(name), _line(value))
-    return Padding(table, (0, 0, 0, 2))
 
 
 def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
@@ -78,9 +67,13 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
     if winner.summary is not None:
         summary = winner.summary
         if words.has_joint_limit(report.promise):
-            attainment = words.attainment_words(summary.attainment)
-            rows.append(("kept by", f"{attainment} of {summary.num_requests:,} requests"))
+            rows.append(("kept by", sureness.kept_by_words(summary, winner.assurance)))
+        rows += _sure(winner)
         rows.append(("latency", words.latency_words(summary, report.promise)))
+        if winner.assurance is not None:
+            rows.append(("  sampling", f"{sureness.sampling_words(summary, report.promise)} (95%)"))
+            rows.append(("  model", f"{sureness.model_words(summary, winner.assurance, report.promise)} (90%)"))
+            rows.append(("means", sureness.means_words(winner.assurance)))
     if winner.quality_recovery_pct is not None:
         low, typical, high = winner.quality_recovery_pct
         risk = "; at risk" if words.at_risk(winner) else ""
@@ -89,21 +82,30 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
     if report.traffic:
         rows.append(("traffic", report.traffic))
     parts: list[RenderableType] = [
-        _line(f"{report.name}: {words.candidate_words(winner)}", "bold"),
-        _facts(rows),
+        line(f"{report.name}: {words.candidate_words(winner)}", "bold"),
+        facts(rows),
     ]
     if report.launch_command:
         command = Text(visible(report.launch_command, keep="\n"), overflow="fold", no_wrap=False)
         replicas = winner.deployment.num_replicas
         where = f" (each of {replicas} replicas)" if replicas > 1 else ""
-        parts += [_heading(f"Launch{where}"), Padding(command, (0, 0, 0, 2))]
+        parts += [heading(f"Launch{where}"), Padding(command, (0, 0, 0, 2))]
     return parts
+
+
+def _sure(winner: Candidate) -> list[tuple[str, str]]:
+    """The verdict, and the price of the safety margin where there is none."""
+    if winner.assurance is None:
+        return []
+    rows = [("sure", sureness.verdict_words(winner.assurance))]
+    margin = sureness.margin_words(winner)
+    return [*rows, ("margin", margin)] if margin else rows
 
 
 def _no_answer(report: PlanReport, by_index: dict[int, Candidate]) -> list[RenderableType]:
     parts: list[RenderableType] = [
-        _line(f"{report.name}: no deployment keeps the promise", "bold"),
-        _facts([("promise", words.promise_words(report.promise)), ("traffic", report.traffic or "-")]),
+        line(f"{report.name}: no deployment keeps the promise", "bold"),
+        facts([("promise", words.promise_words(report.promise)), ("traffic", report.traffic or "-")]),
     ]
     if report.plan.nearest is not None:
         nearest = by_index[report.plan.nearest]
@@ -112,7 +114,7 @@ def _no_answer(report: PlanReport, by_index: dict[int, Candidate]) -> list[Rende
             rows.append(("cost", f"{format_usd(nearest.cost.usd_per_h)}/h"))
         if nearest.summary is not None:
             rows.append(("latency", words.latency_words(nearest.summary, report.promise)))
-        parts.append(_facts(rows))
+        parts.append(facts(rows))
     return parts
 
 
@@ -135,7 +137,7 @@ def _ranking(report: PlanReport, best: list[Candidate]) -> list[RenderableType]:
         attainment = [words.attainment_cell(candidate, report.promise)] if with_attainment else []
         cells = _cells(candidate)
         row = [str(rank), *cells[:7], *attainment, *cells[7:]]
-        table.add_row(row[0], Text(fleet), *(_line(cell) for cell in row[1:]), style="bold" if rank == 1 else "")
+        table.add_row(row[0], Text(fleet), *(line(cell) for cell in row[1:]), style="bold" if rank == 1 else "")
     num_all = len(report.plan.alternatives)
     more = f", {len(best)} of {num_all}" if len(best) < num_all else ""
     title = (
@@ -173,20 +175,25 @@ def _frontier(report: PlanReport, frontier: list[Candidate], winner: Candidate) 
     table.add_column("fleet", overflow="fold")
     table.add_column("$/Mtok\n@load", justify="right", no_wrap=True)
     table.add_column("latency", justify="right", no_wrap=True)
+    drawn = next((c.assurance.num_draws for c in frontier if c.assurance is not None), 0)
+    if drawn:
+        table.add_column("sure", justify="right", no_wrap=True)
     table.add_column("against the cheapest", overflow="fold")
     for candidate in frontier:
         table.add_row(
-            *([_line(words.model_name(candidate))] if compare_models else []),
-            _line(words.fleet_words(candidate)),
+            *([line(words.model_name(candidate))] if compare_models else []),
+            line(words.fleet_words(candidate)),
             "-" if candidate.cost is None else _money(candidate.cost.usd_per_mtok_output_at_load),
             format_duration(candidate.latency_s),
-            _line(words.against_winner_words(candidate, winner)),
+            *([sureness.sure_cell(candidate)] if drawn else []),
+            line(words.against_winner_words(candidate, winner)),
         )
     percent = f"{100 * report.promise.attainment:g}"
     num_all = len(report.plan.frontier)
     more = f"; {len(frontier)} of {num_all} points" if len(frontier) < num_all else ""
-    title = f"Frontier: nothing is both cheaper and faster (latency: E2E p{percent}{more})"
-    return [_heading(title), table]
+    sure = f"; sure: of {drawn} draws" if drawn else ""
+    title = f"Frontier: nothing is both cheaper and faster (latency: E2E p{percent}{sure}{more})"
+    return [heading(title), table]
 
 
 def _rejected(report: PlanReport) -> list[RenderableType]:
@@ -198,22 +205,22 @@ def _rejected(report: PlanReport) -> list[RenderableType]:
     table.add_column(overflow="fold")
     for rejection in found[:NUM_REJECTIONS]:
         text = f"{words.STATUS_WORDS[rejection.status]}: e.g. {rejection.example}"
-        table.add_row(f"{rejection.num_candidates}", _line(text))
+        table.add_row(f"{rejection.num_candidates}", line(text))
     if len(found) > NUM_REJECTIONS:
         rest = found[NUM_REJECTIONS:]
         table.add_row(f"{sum(r.num_candidates for r in rest)}", f"for {words.count(len(rest), 'other kind')} of reason")
     total = sum(r.num_candidates for r in found)
     return [
-        _heading(f"Turned down: {total:,} of {len(report.plan.candidates):,} candidates"),
+        heading(f"Turned down: {total:,} of {len(report.plan.candidates):,} candidates"),
         Padding(table, (0, 0, 0, 2)),
     ]
 
 
 def _warnings(report: PlanReport, winner: Candidate | None) -> list[RenderableType]:
-    warnings = [*report.warnings, *(winner.warnings if winner else ())]
+    warnings = [*report.warnings, *((*sureness.worries(winner), *winner.warnings) if winner else ())]
     if not warnings:
         return []
-    return [_heading("Know before you trust it"), *(Padding(_line(f"- {w}"), (0, 0, 0, 2)) for w in warnings)]
+    return [heading("Know before you trust it"), *(Padding(line(f"- {w}"), (0, 0, 0, 2)) for w in warnings)]
 
 
 def _footer(report: PlanReport, winner: Candidate | None) -> RenderableType:

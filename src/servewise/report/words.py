@@ -35,6 +35,7 @@ __all__ = [
     "several_models",
     "shortfall",
     "shortfall_words",
+    "shown_percentiles",
     "spread",
     "unfinished_words",
 ]
@@ -155,13 +156,17 @@ def percentile_words(summary: Summary | None, metric: str, percentile: str) -> s
 
 def latency_words(summary: Summary, promise: Promise) -> str:
     """The p99 of each metric and the promised percentiles, e.g. ``TTFT p99 612 ms, TPOT p99 41 ms``."""
-    wanted = dict.fromkeys((metric, "p99") for metric in ("ttft", "tpot", "e2e", "itl"))
-    wanted |= dict.fromkeys((limit.metric, f"p{limit.percentile:g}") for limit in promise.percentiles)
     return ", ".join(
         f"{metric.upper()} {key} {percentile_words(summary, metric, key)}"
-        for metric, key in wanted
-        if key in summary.percentiles.get(metric, {})
+        for metric, key in shown_percentiles(summary, promise)
     )
+
+
+def shown_percentiles(summary: Summary, promise: Promise) -> list[tuple[str, str]]:
+    """Metric and name of the percentiles that are shown, as far as the summary has them."""
+    wanted = dict.fromkeys((metric, "p99") for metric in ("ttft", "tpot", "e2e", "itl"))
+    wanted |= dict.fromkeys((limit.metric, f"p{limit.percentile:g}") for limit in promise.percentiles)
+    return [(metric, key) for metric, key in wanted if key in summary.percentiles.get(metric, {})]
 
 
 def has_joint_limit(promise: Promise) -> bool:
@@ -223,9 +228,6 @@ def against_winner_words(candidate: Candidate, winner: Candidate) -> str:
         ratio = candidate.cost.usd_per_mtok_output_at_load / winner.cost.usd_per_mtok_output_at_load
         parts.append(_change("cost", ratio))
     parts.append(_change("time", candidate.latency_s / winner.latency_s))
-    gpus = candidate.deployment.num_gpus - winner.deployment.num_gpus
-    if gpus:
-        parts.append(f"{'+' if gpus > 0 else '-'}{count(abs(gpus), 'GPU')}")
     return ", ".join(parts)
 
 

@@ -12,7 +12,7 @@ from servewise.search.shapes import Shape
 from servewise.sim import Outcome, to_log
 from servewise.types import MemoryReport, Promise, RequestLog, Summary
 
-__all__ = ["broken_reason", "limited_by", "replicas"]
+__all__ = ["broken_reason", "limited_by", "replicas", "runs_full"]
 
 GROUPS = {
     "compute": ("compute", "prefill_attention", "head"),
@@ -24,6 +24,18 @@ KV_FULL_FRAC = 0.95
 """KV memory is named as the limit from this share of the blocks in use on; a choice of wording, nothing rests on it."""
 LONG_DRAIN_FRAC = 0.1
 """A fleet is called saturated when it needs longer than this share of the arrivals' span to finish afterwards."""
+
+FULL_FRAC = 0.9
+"""Replicas run full when on average they decode this share of the requests that slots and KV memory admit at once."""
+
+
+def runs_full(shape: Shape, memory: MemoryReport, load: Load, outcome: Outcome) -> bool:
+    """Whether requests wait for slots or KV memory most of the time, not in bursts alone."""
+    requests = load.packed.requests
+    mean_tokens = float(requests.input_tokens.mean() + requests.output_tokens.mean() / 2)
+    admitted = min(shape.deployment.max_rows, memory.kv_capacity_tokens / mean_tokens)
+    mean_rows = outcome.times[:, layout.ROW_TIME].sum() / max(float(outcome.times[:, layout.NOW].sum()), 1e-9)
+    return bool(mean_rows >= FULL_FRAC * admitted)
 
 
 def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> str:

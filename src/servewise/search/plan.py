@@ -10,13 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from servewise.cost import cost
+from servewise.search.assurance import assure, draw
 from servewise.search.capacity import capacity, load_curve
+from servewise.search.explanation import explained
 from servewise.search.families import Family, Point, Result, families, least_cost, least_hopeless, search_family
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.shapes import Shape, enumerate_shapes
 from servewise.sim import is_compiled
-from servewise.types import Candidate, Candidates, Plan, Search, best_of_each
+from servewise.types import Candidate, Candidates, Explanation, Plan, Search, best_of_each
 
 __all__ = ["Progress", "plan"]
 
@@ -31,7 +33,7 @@ on the number of threads."""
 NUM_PRICED = 10
 """Best candidates for which the capacity is searched (those on the frontier come on top)."""
 NUM_IN_FULL = 4
-"""Cheapest candidates of the frontier, the winner first, that get intervals and a load curve."""
+"""Cheapest candidates of the frontier, the winner first, that get intervals, a load curve and a verdict."""
 
 
 def plan(search: Search, *, progress: Progress | None = None, threads: int | None = None, prune: bool = True) -> Plan:
@@ -56,11 +58,12 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
     tell = progress or (lambda _stage, _done, _total: None)
     shapes = enumerate_shapes(search)
     results: list[Result] = []
-    complete = True
+    complete, explanation = True, None
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         try:
             _search_all(search, shapes, pool, tell, results, prune=prune)
             _detail_best(search, pool, tell, results)
+            explanation = _assure_best(search, pool, tell, results)
         except KeyboardInterrupt:  # what was found is worth keeping
             pool.shutdown(cancel_futures=True)
             complete = False
@@ -83,6 +86,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         num_simulated_requests=sum(r.num_requests_simulated for r in results),
         wall_s=time.perf_counter() - started,
         complete=complete,
+        explanation=explanation,
     )
 
 
@@ -105,6 +109,29 @@ def _detail_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
     for done, candidate in enumerate(pool.map(detail, chosen), 1):
         results[place[candidate.index]] = replace(results[place[candidate.index]], candidate=candidate)
         tell("capacity", done, len(chosen))
+
+
+def _assure_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, results: list[Result]) -> Explanation | None:
+    """Put the verdict on the best results in their place, and take the winner's numbers apart."""
+    place = {result.candidate.index: i for i, result in enumerate(results)}
+    candidates = {result.candidate.index: result.candidate for result in results}
+    ranking = _ranking(list(candidates.values()))
+    if not ranking:
+        return None
+    chosen = [results[place[index]] for index in _frontier(candidates, ranking)[:NUM_IN_FULL]]
+    explanation = explained(search, chosen[0])
+    # settings that share step times share what is drawn of them
+    shapes = {id(result.load.step_model): result.shape.deployment for result in chosen}
+    drawn = dict(zip(shapes, pool.map(draw, shapes.values()), strict=True))
+
+    def assured(result: Result) -> Candidate:
+        found = assure(search, result, drawn[id(result.load.step_model)])
+        return replace(result.candidate, assurance=found)
+
+    for done, candidate in enumerate(pool.map(assured, chosen), 1):
+        results[place[candidate.index]] = replace(results[place[candidate.index]], candidate=candidate)
+        tell("assurance", done, len(chosen))
+    return explanation
 
 
 def _not_searched(shape: Shape) -> Candidate:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from servewise.types import (
     Budget,
     CandidateStatus,
+    Caveat,
     Effort,
     EngineName,
     GpuSpec,
@@ -26,6 +27,8 @@ from servewise.types import (
     Promise,
     Provenance,
     Router,
+    SafetyMargin,
+    Verdict,
     VllmParams,
     WeightPrecision,
 )
@@ -164,6 +167,86 @@ class CostDocument(_Document):
     price_source: str
 
 
+class IntervalDocument(_Document):
+    """The model-based 90% interval; null where a draw leaves the figure undefined."""
+
+    low: Undefined
+    high: Undefined
+
+
+class MeanDocument(_Document):
+    """A mean with the 90% interval of comparable predictions."""
+
+    value: Undefined
+    low: Undefined
+    high: Undefined
+    error_class: str
+    num_runs: int
+
+
+class AssuranceDocument(_Document):
+    """A fleet under step times drawn from what the measurements leave open; the verdict follows from the share."""
+
+    num_draws: int
+    kept_frac: float
+    verdict: Verdict
+    attainment: IntervalDocument
+    percentiles: dict[str, dict[str, IntervalDocument]]
+    means: dict[str, MeanDocument]
+    margin: SafetyMargin | None
+    margin_tried: str
+
+
+class PartDocument(_Document):
+    """A part of a number; sources by position in the table."""
+
+    group: str
+    name: str
+    value: float
+    sources: tuple[int, ...]
+
+
+class BreakdownDocument(_Document):
+    """A number with parts that sum to it."""
+
+    number: Literal["ttft", "tpot", "memory", "cost"]
+    value: float
+    unit: Literal["s", "bytes", "usd_per_mtok"]
+    parts: tuple[PartDocument, ...]
+    note: str
+
+
+class MeasuredRunsDocument(_Document):
+    """Public serving runs near to the winner, and how predictions compared."""
+
+    engine: str
+    engine_version: str
+    model: str
+    gpu: str
+    precision: str
+    parallelism: str
+    num_runs: int
+    lowest_concurrency: int
+    highest_concurrency: int
+    tpot_median_error_pct: Undefined
+    tpot_bias_pct: Undefined
+    ttft_median_error_pct: Undefined
+    ttft_bias_pct: Undefined
+    source: str
+    differs: tuple[str, ...]
+
+
+class ExplanationDocument(_Document):
+    """Parts of the winner's numbers, and what they rest on."""
+
+    num_rows: float
+    context_tokens: float
+    prompt_tokens: float
+    numbers: tuple[BreakdownDocument, ...]
+    caveats: tuple[Caveat, ...]
+    nearest: tuple[MeasuredRunsDocument, ...]
+
+
 class CandidateDocument(_Document):
     """One replica shape and what came of it."""
 
@@ -180,6 +263,7 @@ class CandidateDocument(_Document):
     limited_by: str
     load_curve: tuple[LoadPoint, ...]
     warnings: tuple[str, ...]
+    assurance: AssuranceDocument | None = None
 
 
 class PlanDocument(_Document):
@@ -212,6 +296,7 @@ class PlanDocument(_Document):
     num_simulated_requests: int
     wall_s: float
     complete: bool
+    explanation: ExplanationDocument | None = None
 
 
 def plan_json_schema() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,12 @@ from pydantic import ValidationError
 
 from servewise import __version__
 from servewise.errors import InputError, SimulationError
+from servewise.store.assurance_json import (
+    assurance_document,
+    assurance_of,
+    explanation_document,
+    explanation_of,
+)
 from servewise.store.plan_document import (
     PLAN_SCHEMA,
     CandidateDocument,
@@ -131,6 +137,7 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
             raise SimulationError(f"two models or GPUs of the plan share a name: {deployment.model.name}")
         versions.setdefault(deployment.engine, set()).add(deployment.engine_version)
     candidates = tuple(_candidate_document(candidate, table) for candidate in plan.candidates)
+    why = None if plan.explanation is None else explanation_document(plan.explanation, table.positions)
     dates = {candidate.cost.price_date for candidate in plan.candidates if candidate.cost is not None}
     document = PlanDocument(
         servewise_version=meta.servewise_version,
@@ -159,6 +166,7 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         num_simulated_requests=plan.num_simulated_requests,
         wall_s=plan.wall_s,
         complete=plan.complete,
+        explanation=why,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -205,6 +213,7 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         num_simulated_requests=parsed.num_simulated_requests,
         wall_s=parsed.wall_s,
         complete=parsed.complete,
+        explanation=None if parsed.explanation is None else explanation_of(parsed.explanation, parsed.provenance),
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta
@@ -230,10 +239,18 @@ def _parse(text: str) -> PlanDocument:
                 f"plan is damaged: candidate {candidate.index} is {deployment.model} on {deployment.gpu}, "
                 "which the tables `models` and `gpus` lack"
             )
-        rows = candidate.memory.provenance.values() if candidate.memory is not None else ()
-        if not all(0 <= row < len(parsed.provenance) for row in rows):
-            raise InputError(f"plan is damaged: candidate {candidate.index} refers to a missing provenance")
+        if candidate.memory is not None:
+            _check_rows(candidate.memory.provenance.values(), parsed, f"candidate {candidate.index}")
+    if parsed.explanation is not None:
+        for number in parsed.explanation.numbers:
+            for part in number.parts:
+                _check_rows(part.sources, parsed, f"the explanation of {number.number}")
     return parsed
+
+
+def _check_rows(rows: Iterable[int], parsed: PlanDocument, what: str) -> None:
+    if not all(0 <= row < len(parsed.provenance) for row in rows):
+        raise InputError(f"plan is damaged: {what} refers to a missing provenance")
 
 
 class _ProvenanceTable:
@@ -264,6 +281,7 @@ def _candidate_document(candidate: Candidate, table: _ProvenanceTable) -> Candid
         "memory": None,
         "summary": None,
         "cost": None,
+        "assurance": None,
     }
     if memory is not None:
         parts["memory"] = MemoryDocument(
@@ -281,6 +299,8 @@ def _candidate_document(candidate: Candidate, table: _ProvenanceTable) -> Candid
         )
     if cost is not None:
         parts["cost"] = CostDocument(**_fields(cost, CostDocument.model_fields))
+    if candidate.assurance is not None:
+        parts["assurance"] = assurance_document(candidate.assurance)
     return CandidateDocument(**_fields(candidate, CandidateDocument.model_fields, *parts), **parts)
 
 
@@ -323,11 +343,12 @@ def _candidate(document: CandidateDocument, parsed: PlanDocument) -> Candidate:
     if document.cost is not None:
         cost = Cost(**_fields(document.cost, CostDocument.model_fields))
     return Candidate(
-        **_fields(document, CandidateDocument.model_fields, "deployment", "memory", "summary", "cost"),
+        **_fields(document, CandidateDocument.model_fields, "deployment", "memory", "summary", "cost", "assurance"),
         deployment=_deployment(document.deployment, parsed),
         memory=memory,
         summary=summary,
         cost=cost,
+        assurance=None if document.assurance is None else assurance_of(document.assurance),
     )
 
 
