@@ -43,7 +43,9 @@ def test_the_output_is_what_the_simulator_says() -> None:
     gpu, num_replicas, size, weights, kv = figures(r": \d+ x (\S+): (\d+) replicas?, TP(\d+), (\S+) weights, (\S+) KV")
     num_seqs, num_tokens = figures(r"--max-num-seqs\s+(\d+)\s+--max-num-batched-tokens\s+(\d+)")
     (num_candidates,) = figures(r"\n(\d+) candidates,")
-    attainment, low, high, num_requests = figures(r"kept by +([\d.]+)% \[([\d.]+), ([\d.]+)\] of ([\d,]+) requests")
+    attainment, num_requests, low, high = figures(
+        r"kept by +([\d.]+)% of ([\d,]+) requests; sampling 95% \[([\d.]+), ([\d.]+)\]"
+    )
     ttft_ms, tpot_ms, e2e_s = figures(r"TTFT p99 (\d+) ms, TPOT p99 (\d+) ms, E2E p99 ([\d.]+) s")
 
     asked = api.resolve(api.load_service(EXAMPLE))

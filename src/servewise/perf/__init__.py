@@ -1,18 +1,26 @@
 """Memory and time of one replica: does it fit, how many tokens does it cache, how long does a step take."""
 
 from servewise.perf.formula import StepFormula
-from servewise.perf.memory_budget import KvLayout, kv_layout, largest_model_len, memory, weights_bytes
+from servewise.perf.memory_budget import largest_model_len, memory
+from servewise.perf.memory_kv import KvLayout, kv_layout
+from servewise.perf.memory_weights import weights_bytes
 from servewise.perf.step import explain, step_model
 from servewise.perf.table import TABLE_TOLERANCE_FRAC, tabulate
+from servewise.perf.uncertainty import draw_step_models
+from servewise.perf.validation import MeanError, mean_error, nearest_runs
 
 __all__ = [
     "TABLE_TOLERANCE_FRAC",
     "KvLayout",
+    "MeanError",
     "StepFormula",
+    "draw_step_models",
     "explain",
     "kv_layout",
     "largest_model_len",
+    "mean_error",
     "memory",
+    "nearest_runs",
     "step_model",
     "tabulate",
     "weights_bytes",

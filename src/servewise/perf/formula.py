@@ -2,7 +2,7 @@
 
 ::
 
-    step = L * [ operator_scale * (GEMMs + experts + 2 all-reduces) + layer overhead + elementwise traffic ]
+    step = L * [ GEMMs + experts + collectives + layer overhead + elementwise traffic ]
          + decode attention(n, S) + prefill attention(p, a) + head(q) + overhead of a step and of its rows
 
 Coefficients come from :mod:`servewise.perf.operators` (measured operator tables) and
@@ -16,22 +16,29 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.engines import capture_sizes, pads_to_captured_sizes
+from servewise.engines import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
 from servewise.perf.layout import (
+    Experts,
     bytes_per_weight,
     compute_type,
     expert_layer,
+    head_precision,
     layer_matrices,
     local_heads,
     require_supported,
 )
-from servewise.perf.operators import Attention, Operators, PrefillAttention
+from servewise.perf.operators import Attention, Operators, PrefillAttention, Tables
 from servewise.perf.overheads import Overheads, assumed, overheads_of
-from servewise.types import Deployment
+from servewise.types import Deployment, VllmParams
 
 __all__ = ["StepFormula", "TokenParts"]
 
 Array = NDArray[np.float64]
+
+FLASH_ATTENTION_ROWS = 64
+"""Query rows of a tile of FlashAttention 2 over a paged KV cache (``kBlockM``, flash_fwd_launch_template.h)."""
+FLASH_ATTENTION_KEYS = ((64, 256), (128, 128), (10**9, 64))
+"""Longest head dimension and keys of a tile (``kBlockN``, there)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,30 @@ class AttentionLayers:
 
     num_layers: int
     window_tokens: int
+    decode: Attention
+    prefill: PrefillAttention
+
+
+def unpacks_rows_beside_prompts(deployment: Deployment, num_heads: int, num_kv_heads: int) -> bool:
+    """Whether a prompt in a step keeps FlashAttention 2 from packing the query heads of decode rows.
+
+    Sources
+    -------
+    vLLM 0.33.0, ``v1/attention/backends/fa_utils.py``: FlashAttention 3 on compute capability 9, 4 on 10, else 2;
+    ``platforms/cuda.py`` (commit 002db49, accessed 2026-11-29): FlashAttention first but on compute capability 10;
+    ``flash_attn.py``: an fp8 KV cache and attention sinks need version 3 or 4, MLA has backends of its own.
+    vllm-project/flash-attention, ``flash_api.cpp``: ``seqlenq_ngroups_swapped`` asks for ``max_seqlen_q == 1``, fewer
+    key heads than query heads, and no window.
+    """
+    model = deployment.model
+    return (
+        deployment.engine == "vllm"
+        and int(deployment.gpu.compute_capability) in (8, 12)
+        and deployment.precision.kv == "bf16"
+        and model.attention == "gqa"
+        and not model.attention_sinks
+        and num_heads > num_kv_heads
+    )
 
 
 class StepFormula:
@@ -83,23 +114,42 @@ class StepFormula:
         model, tp = deployment.model, deployment.parallelism.tensor_parallel_size
         weights = deployment.precision.weights
         self.deployment = deployment
-        self.operators = Operators(deployment.gpu)
+        params = deployment.params
+        # without asynchronous scheduling the host's launches of block-fp8 products are not hidden (runs of vLLM 0.12)
+        exposed = isinstance(params, VllmParams) and not params.async_scheduling
+        tables: Tables = "launched" if exposed else "best"
+        self.operators = Operators(deployment.gpu, deployment.engine, deployment.engine_version, tables)
         self.tensor_parallel_size = tp
         self.num_heads, self.num_kv_heads = local_heads(model, tp)
-        self.matrices = layer_matrices(model, weights, tp)
+        self.matrices = layer_matrices(model, weights, tp, deployment.engine)
         self.experts = expert_layer(model, weights, deployment.parallelism)
         self.overheads = overheads or overheads_of(deployment)[0]
         self.capture_sizes = np.asarray(capture_sizes(deployment), np.float64)
         self.pads = pads_to_captured_sizes(deployment)
-        kv = deployment.precision.kv
-        self.decode_coefficients: Attention = self.operators.decode_attention(model.attention, kv)
-        self.prefill_coefficients: PrefillAttention = self.operators.prefill_attention(model.attention, kv)
-        num_full = model.num_layers - model.num_sliding_layers
-        layers = (
-            AttentionLayers(num_layers=num_full, window_tokens=0),
-            AttentionLayers(num_layers=model.num_sliding_layers, window_tokens=model.sliding_window_tokens),
+        self.graphs_with_prompts = replays_graphs_with_prompts(deployment)
+        self.unpacked_rows = unpacks_rows_beside_prompts(deployment, self.num_heads, self.num_kv_heads)
+        full = model.num_layers - model.num_sliding_layers
+        self.layers = tuple(
+            self._attention_layers(num, window)
+            for num, window in ((full, 0), (model.num_sliding_layers, model.sliding_window_tokens))
+            if num
         )
-        self.layers = tuple(group for group in layers if group.num_layers)
+
+    def _attention_layers(self, num_layers: int, window_tokens: int) -> AttentionLayers:
+        """Coefficients of layers with the same window."""
+        model, kv = self.deployment.model, self.deployment.precision.kv
+        heads = {
+            "num_heads": self.num_heads,
+            "num_kv_heads": self.num_kv_heads,
+            "head_dim": model.head_dim,
+            "window_tokens": window_tokens,
+        }
+        return AttentionLayers(
+            num_layers=num_layers,
+            window_tokens=window_tokens,
+            decode=self.operators.decode_attention(model.attention, kv, **heads),
+            prefill=self.operators.prefill_attention(model.attention, kv, **heads),
+        )
 
     def padded(self, tokens: Array) -> Array:
         """Tokens after padding to the next captured CUDA graph; larger batches run as they are."""
@@ -109,15 +159,24 @@ class StepFormula:
         captured = np.append(self.capture_sizes, np.inf)[index]
         return np.asarray(np.where(np.isinf(captured), tokens, captured))
 
-    def replayed(self, tokens: Array) -> NDArray[np.bool_]:
-        """Whether a step of so many tokens replays a CUDA graph."""
-        if not len(self.capture_sizes):
+    def replayed(self, tokens: Array, *, with_prompts: bool = False) -> NDArray[np.bool_]:
+        """Whether a step of so many tokens, some of them of prompts or none, replays a CUDA graph."""
+        if not len(self.capture_sizes) or (with_prompts and not self.graphs_with_prompts):
             return np.zeros(tokens.shape, np.bool_)
         if self.pads:
             return np.asarray(tokens <= self.capture_sizes[-1])
         return np.isin(tokens, self.capture_sizes)
 
-    def token_parts(self, tokens: Array) -> TokenParts:
+    def padded_tokens(self, *, with_prompts: bool) -> int:
+        """Most tokens of a step for which all data parallel ranks are padded to the largest batch [tokens].
+
+        They are where a CUDA graph is replayed (vLLM, ``v1/worker/dp_utils.py``).
+        """
+        if not len(self.capture_sizes) or (with_prompts and not self.graphs_with_prompts):
+            return 0
+        return int(self.capture_sizes[-1])
+
+    def token_parts(self, tokens: Array, *, with_prompts: bool = False) -> TokenParts:
         """Parts that depend on the number of scheduled tokens (at least 1 each), over all layers [s].
 
         With pipeline parallelism the tokens are cut into as many micro-batches as there are stages, so a step of
@@ -126,25 +185,35 @@ class StepFormula:
         model, known = self.deployment.model, self.overheads
         stages = self.deployment.parallelism.pipeline_parallel_size
         micro = np.maximum(tokens / stages, 1.0)
-        m = self.padded(micro)
+        replayed = self.replayed(micro, with_prompts=with_prompts)
+        m = np.where(replayed, self.padded(micro), micro)
         read, products = self._matrix_products(m)
-        collectives = self._collectives(m)
         moved = self.elementwise_bytes() * m / self.bandwidth()
-        layers = np.full_like(m, 1e-6 * known.layer_us * model.num_layers)
-        busy = known.operator_scale * (products + collectives) + moved + layers
-        eager = 1e-6 * assumed().eager_layer_us * model.num_layers
-        floor = np.where(self.replayed(micro), 0.0, np.maximum(eager - busy, 0.0))
+        num_expert_layers = self.experts.num_layers if self.experts is not None else 0
+        gaps = known.layer_us * model.num_layers + known.expert_layer_us * num_expert_layers
+        layers = np.full_like(m, 1e-6 * gaps)
+        weights, compute = known.weights_scale * read, known.compute_scale * (products - read)
+        # fitted on NVLink, where kernels decide; over PCIe the bus does
+        scale = known.collective_scale if self.deployment.gpu.link_kind == "nvlink" else 1.0
+        collectives = scale * self._collectives(m)
+        busy = weights + compute + collectives + moved + layers
+        eager = 1e-6 * known.eager_layer_us * model.num_layers
+        floor = np.where(replayed, 0.0, np.maximum(eager - busy, 0.0))
         return TokenParts(
-            weights=known.operator_scale * read,
-            compute=known.operator_scale * (products - read),
-            all_reduce=known.operator_scale * collectives,
+            weights=weights,
+            compute=compute,
+            all_reduce=collectives,
             elementwise=moved,
             overhead=layers,
             floor=floor,
         )
 
     def _collectives(self, m: Array) -> Array:
-        """All-reduces of every layer and of the embedding, and what pipeline stages send each other [s]."""
+        """All-reduces of every layer and of the embedding, and what pipeline stages send each other [s].
+
+        Data parallel ranks gather before the experts and scatter after them, in two collectives (vLLM's default
+        ``allgather_reducescatter``; TensorRT-LLM's own kernels are taken to be as fast).
+        """
         model, parallelism = self.deployment.model, self.deployment.parallelism
         tp, ranks = parallelism.tensor_parallel_size, parallelism.data_parallel_size
         message = 2.0 * m * model.hidden_size
@@ -153,7 +222,9 @@ class StepFormula:
         if ranks == 1:
             total = total + model.num_layers * one
         else:  # tokens of all ranks are gathered before the experts and their sums scattered after them
-            total = total + model.num_layers * self.operators.all_reduce_s(ranks * message, tp * ranks)
+            gathered = self.operators.collective_s("all_gather", ranks * message, tp * ranks)
+            scattered = self.operators.collective_s("reduce_scatter", ranks * message, tp * ranks)
+            total = total + model.num_layers * (gathered + scattered)
         sends = parallelism.pipeline_parallel_size - 1
         # hidden state and residual
         return np.asarray(total + sends * 2.0 * message / tp / self.deployment.gpu.link_bytes_per_s)
@@ -167,17 +238,27 @@ class StepFormula:
             move = w.num_outputs * w.num_inputs * bytes_per_weight(w.precision) / rates.bytes_per_s
             math = 2.0 * m * w.num_outputs * w.num_inputs / rates.flops_per_s
             read, total = read + time * move / (move + math), total + time
-        e = self.experts
-        if e is not None:
-            shared = m * self.deployment.parallelism.data_parallel_size
-            time = e.num_layers * self.operators.experts_s(shared, e)
-            rates = self.operators.rates(e.precision)
-            routed = shared * e.top_k
-            hit = np.maximum(e.num_experts * (1 - np.exp(-routed / e.num_experts)), 1.0)
-            move = hit * bytes_per_weight(e.precision) / rates.bytes_per_s
-            math = 2.0 * routed / rates.flops_per_s
-            read, total = read + time * move / (move + math), total + time
+        if self.experts is not None:
+            moved, whole = self._experts(m * self.deployment.parallelism.data_parallel_size, self.experts)
+            read, total = read + moved, total + whole
         return read, total
+
+    def _experts(self, tokens: Array, e: Experts) -> tuple[Array, Array]:
+        """Share of reading weights, and whole time of experts for the tokens of all ranks, over all layers [s]."""
+        time = e.num_layers * self.operators.experts_s(tokens, e)
+        rates = self.operators.rates(e.precision)
+        routed = tokens * e.top_k
+        hit = np.maximum(e.num_experts * (1 - np.exp(-routed / e.num_experts)), 1.0)
+        move = hit * bytes_per_weight(e.precision) / rates.bytes_per_s
+        math = 2.0 * routed / rates.flops_per_s
+        return time * move / (move + math), time
+
+    def experts_s(self, tokens: Array) -> Array:
+        """Routed experts over all layers, for ``tokens`` of all data parallel ranks together [s]."""
+        if self.experts is None:
+            return np.zeros_like(tokens)
+        read, whole = self._experts(tokens / self.deployment.parallelism.pipeline_parallel_size, self.experts)
+        return np.asarray(self.overheads.weights_scale * read + self.overheads.compute_scale * (whole - read))
 
     def elementwise_bytes(self) -> float:
         """Memory traffic of norms, rotary embedding, activation and quantization of one token [bytes]."""
@@ -202,7 +283,8 @@ class StepFormula:
         """Language-model head of ``rows`` rows, gathered over the tensor-parallel GPUs [s]; 0 for 0 rows."""
         model, tp = self.deployment.model, self.tensor_parallel_size
         m = np.maximum(rows, 1.0)
-        time = self.operators.gemm_s(m, -(-model.vocab_size // tp), model.hidden_size, "bf16")
+        precision = head_precision(self.deployment.precision.weights, self.deployment.engine)
+        time = self.operators.gemm_s(m, -(-model.vocab_size // tp), model.hidden_size, precision)
         gathered = 0.5 * self.operators.all_reduce_s(2.0 * m * model.vocab_size, tp)
         return np.where(rows > 0, time + gathered, 0.0)
 
@@ -219,7 +301,7 @@ class StepFormula:
 
         In sliding-window layers every row is taken to have the average context.
         """
-        model, c = self.deployment.model, self.decode_coefficients
+        model = self.deployment.model
         stages = self.deployment.parallelism.pipeline_parallel_size
         n, context = num_rows / stages, context_tokens / stages
         total = np.zeros(np.broadcast_shapes(num_rows.shape, context_tokens.shape))
@@ -231,6 +313,7 @@ class StepFormula:
             bytes_per_token = width * self.num_kv_heads * (model.head_dim + model.v_head_dim)
             flops_per_token = 2.0 * self.num_heads * (model.head_dim + model.v_head_dim)
         for group in self.layers:
+            c = group.decode
             seen = np.minimum(context, n * group.window_tokens) if group.window_tokens else context
             read = bytes_per_token * (seen + n * c.extra_tokens) / c.bytes_per_s
             math = flops_per_token * seen / c.flops_per_s
@@ -238,27 +321,50 @@ class StepFormula:
             total = total + group.num_layers * (work + (read**c.norm + math**c.norm) ** (1 / c.norm))
         return np.where(n > 0, self.overheads.attention_scale * total, 0.0)
 
+    def mixed_row_attention_s(self) -> tuple[float, float]:
+        """Least decode attention of a step with prompts: (per row [s], per token of context [s]).
+
+        FlashAttention 2 packs the query heads that share a key head into one tile only if no row of the step has
+        more than one token. In any other step each of them takes a tile of 64 rows to itself, and computes as a
+        prompt of 64 tokens does, over a context that is filled up to whole tiles of keys.
+        """
+        if not self.unpacked_rows:
+            return 0.0, 0.0
+        per_token = FLASH_ATTENTION_ROWS * self.prefill_attention_s()[2]
+        head_dim = self.deployment.model.head_dim
+        keys = next(keys for longest, keys in FLASH_ATTENTION_KEYS if head_dim <= longest)
+        return 0.5 * keys * per_token, per_token
+
+    def mixed_attention_s(self, num_rows: Array, context_tokens: Array) -> Array:
+        """Decode attention as :meth:`decode_attention_s`, in a step with prompts [s].
+
+        Layers with a window are never packed; a model that has some pays the larger of all its decode attention and
+        the unpacked attention of its full layers, a little less than the sum of the parts.
+        """
+        per_row, per_token = self.mixed_row_attention_s()
+        packed = self.decode_attention_s(num_rows, context_tokens)
+        return np.maximum(packed, per_row * num_rows + per_token * context_tokens)
+
     def prefill_attention_s(self) -> tuple[float, float, float]:
         """Prefill attention over all layers: (fixed [s], per token [s], per attention pair [s]).
 
         Sliding-window layers pay for a full window at every token, an upper bound for the first tokens.
         """
-        model, c = self.deployment.model, self.prefill_coefficients
-        dims = model.head_dim + model.v_head_dim
-        flops_per_pair = 2.0 * self.num_heads * (dims + 2.0 * c.exp_dims)
-        moved = 2.0 * (self.num_heads + self.num_kv_heads) * dims
+        model = self.deployment.model
         stages, scale = self.deployment.parallelism.pipeline_parallel_size, self.overheads.attention_scale
-        fixed = 1e-6 * self.overheads.prefill_layer_us + scale * c.launch_s
-        per_token = moved / c.bytes_per_s + flops_per_pair * 0.5 * c.extra_tokens / c.flops_per_s
-        num_full = sum(g.num_layers for g in self.layers if not g.window_tokens)
-        windows = sum(g.num_layers * g.window_tokens for g in self.layers)
-        per_pair = flops_per_pair / c.flops_per_s
-        attention_per_token = scale * (model.num_layers * per_token + windows * per_pair)
-        return (
-            model.num_layers * fixed,
-            attention_per_token / stages + 1e-6 * self.overheads.prompt_token_us,
-            scale * num_full * per_pair / stages,
-        )
+        dims = model.head_dim + model.v_head_dim
+        moved = 2.0 * (self.num_heads + self.num_kv_heads) * dims
+        fixed = 1e-6 * self.overheads.prefill_layer_us * model.num_layers
+        per_token = per_pair = 0.0
+        for group in self.layers:
+            c = group.prefill
+            flops_per_pair = 2.0 * self.num_heads * (dims + 2.0 * c.exp_dims)
+            pair_s = scale * group.num_layers * flops_per_pair / c.flops_per_s
+            fixed += scale * group.num_layers * c.launch_s
+            per_token += scale * group.num_layers * moved / c.bytes_per_s
+            per_token += pair_s * (group.window_tokens + 0.5 * c.extra_tokens)
+            per_pair += 0.0 if group.window_tokens else pair_s
+        return fixed, per_token / stages + 1e-6 * self.overheads.prompt_token_us, per_pair / stages
 
     def decode_step_s(self, num_rows: Array, context_tokens: Array) -> Array:
         """Duration of steps without prefill [s]."""
@@ -270,7 +376,7 @@ class StepFormula:
     ) -> Array:
         """Duration of steps with prefill [s]."""
         fixed, per_token, per_pair = self.prefill_attention_s()
-        time = self.token_parts(num_rows + prefill_tokens).total + self.step_overhead_s()
-        time = time + self.decode_attention_s(num_rows, context_tokens)
+        time = self.token_parts(num_rows + prefill_tokens, with_prompts=True).total + self.step_overhead_s()
+        time = time + self.mixed_attention_s(num_rows, context_tokens)
         time = time + self.head_s(sampled) + self.rows_s(sampled)
         return np.asarray(time + fixed + per_token * prefill_tokens + per_pair * pairs)

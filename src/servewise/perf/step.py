@@ -73,7 +73,7 @@ def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
         "overhead": overhead,
         "request": overhead,
         "elementwise": assumed,
-        "eager_launch": assumed,
+        "eager_launch": overhead,
     }
 
 
@@ -136,7 +136,8 @@ def explain(
     formula = StepFormula(deployment)
     pairs = attention_pairs if attention_pairs is not None else prefill_tokens * (prefill_tokens + 1) / 2
     n, sampled = np.array([float(num_rows)]), np.array([float(num_rows + (prefill_tokens > 0))])
-    parts = formula.token_parts(n + prefill_tokens)
+    parts = formula.token_parts(n + prefill_tokens, with_prompts=prefill_tokens > 0)
+    attention = formula.mixed_attention_s if prefill_tokens else formula.decode_attention_s
     fixed, per_token, per_pair = formula.prefill_attention_s()
     prefill = fixed + per_token * prefill_tokens + per_pair * pairs if prefill_tokens else 0.0
     rows = formula.rows_s(sampled)[0] + formula.step_overhead_s()
@@ -144,7 +145,7 @@ def explain(
         {
             "weights": float(parts.weights[0]),
             "compute": float(parts.compute[0]),
-            "kv": float(formula.decode_attention_s(n, np.array([context_tokens]))[0]),
+            "kv": float(attention(n, np.array([context_tokens]))[0]),
             "prefill_attention": float(prefill),
             "all_reduce": float(parts.all_reduce[0]),
             "elementwise": float(parts.elementwise[0]),

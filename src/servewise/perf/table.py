@@ -36,11 +36,15 @@ def token_counts(formula: StepFormula, max_tokens: int) -> Array:
     return points[points <= max_tokens]
 
 
-def token_times_s(formula: StepFormula, max_tokens: int) -> Array:
+def token_times_s(formula: StepFormula, max_tokens: int, *, with_prompts: bool) -> Array:
     """Token-only part of a step by number of tokens, index 0 to ``max_tokens`` [s]."""
     points = token_counts(formula, max_tokens)
+    waits = formula.token_parts(points, with_prompts=with_prompts).floor > 0.0
+    # from some count on a step no longer waits for its launches: a kink between two points
+    kinks = np.flatnonzero(waits[:-1] & ~waits[1:])
+    points = np.unique(np.concatenate([points, *(np.arange(points[i], points[i + 1]) for i in kinks)]))
     tokens = np.arange(max_tokens + 1, dtype=np.float64)
-    out = np.interp(formula.padded(tokens), points, formula.token_parts(points).total)
+    out = np.interp(formula.padded(tokens), points, formula.token_parts(points, with_prompts=with_prompts).total)
     out[0] = 0.0
     return np.maximum.accumulate(out)
 
@@ -116,13 +120,14 @@ def tabulate(formula: StepFormula) -> StepTable:
     max_rows = max(deployment.max_rows, TABLE_ROWS)
     max_tokens = max(deployment.max_step_tokens, TABLE_TOKENS, max_rows)
     rows = np.arange(max_rows + 1, dtype=np.float64)
-    tokens_s = token_times_s(formula, max_tokens)
+    tokens_s = token_times_s(formula, max_tokens, with_prompts=True)
     sample_s = np.maximum.accumulate(sampled_rows_s(formula, rows))
-    fixed_s = tokens_s[: max_rows + 1] + sample_s + formula.step_overhead_s()
+    fixed_s = token_times_s(formula, max_rows, with_prompts=False) + sample_s + formula.step_overhead_s()
     fixed_s[0] = 0.0
     knots = context_knots(formula, fixed_s, rows)
     base, slope = attention_pieces(formula, knots, rows)
     prefill_fixed, per_token, per_pair = formula.prefill_attention_s()
+    mixed_row_fixed, mixed_row_per_token = formula.mixed_row_attention_s()
     return StepTable(
         context_knots=knots,
         attention_base_s=base,
@@ -133,9 +138,28 @@ def tabulate(formula: StepFormula) -> StepTable:
         prefill_fixed_s=prefill_fixed,
         prefill_s_per_token=per_token,
         prefill_s_per_pair=per_pair,
+        mixed_row_attention_fixed_s=mixed_row_fixed,
+        mixed_row_attention_s_per_token=mixed_row_per_token,
+        experts_s=rank_experts_s(formula, max_tokens),
+        padded_decode_tokens=formula.padded_tokens(with_prompts=False),
+        padded_mixed_tokens=formula.padded_tokens(with_prompts=True),
         request_fixed_s=1e-3 * overheads.request_ms,
         request_s_per_input_token=1e-6 * overheads.request_us_per_input_token,
     )
+
+
+def rank_experts_s(formula: StepFormula, max_tokens: int) -> Array:
+    """Experts by the tokens of all data parallel ranks together [s]; empty for one rank."""
+    ranks = formula.deployment.parallelism.data_parallel_size
+    if ranks == 1:
+        return np.zeros(0)
+    num = int(np.log(ranks * max_tokens) / TOKEN_STEP_FRAC) + 2
+    points = np.unique(
+        np.concatenate([np.arange(1, DENSE_TOKENS + 1), np.rint(np.geomspace(1, ranks * max_tokens, num))])
+    )
+    times = np.interp(np.arange(ranks * max_tokens + 1), points, formula.experts_s(points))
+    times[0] = 0.0
+    return np.asarray(times)
 
 
 def sampled_rows_s(formula: StepFormula, rows: Array) -> Array:

@@ -1,0 +1,119 @@
+"""How predictions compared with public serving runs: the nearest runs to a deployment, and the errors of its class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from servewise.perf.operators import nearest_system
+from servewise.types import Deployment, MeasuredRuns
+
+__all__ = ["MeanError", "error_class", "mean_error", "nearest_runs"]
+
+ErrorClass = Literal["measured", "other model", "other gpu", "other engine", "transferred gpu"]
+"""What of a deployment was among the runs: its engine with its model on its GPU; the engine on the GPU with other
+models; the engine on other GPUs; nothing of its engine; or not even the GPU's operators were measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanError:
+    """90% interval of measured over predicted means, of deployments of the same class.
+
+    Parameters
+    ----------
+    error_class : ErrorClass
+    tpot_frac, ttft_frac : (float, float)
+        5% and 95% quantiles of measured / predicted.
+    num_runs : int
+        Held-out runs behind it; 0 when it is assumed.
+    """
+
+    error_class: ErrorClass
+    tpot_frac: tuple[float, float]
+    ttft_frac: tuple[float, float]
+    num_runs: int
+
+
+@cache
+def validation() -> Mapping[str, Any]:
+    """Groups of runs and quantiles of errors by class."""
+    text = resources.files("servewise.data").joinpath("perf/validation.json").read_text(encoding="utf-8")
+    document: Mapping[str, Any] = json.loads(text)
+    return document
+
+
+def error_class(deployment: Deployment) -> ErrorClass:
+    """How much of a deployment was among the measured runs."""
+    if not nearest_system(deployment.gpu)[1]:
+        return "transferred gpu"
+    runs = [r for r in validation()["runs"] if r["engine"] == deployment.engine]
+    if not runs:
+        return "other engine"
+    on_gpu = [r for r in runs if r["gpu"] == deployment.gpu.name]
+    if not on_gpu:
+        return "other gpu"
+    return "measured" if any(r["model"] == deployment.model.name for r in on_gpu) else "other model"
+
+
+def mean_error(deployment: Deployment, *, saturated: bool = False) -> MeanError:
+    """90% interval of measured over predicted mean TPOT and TTFT for a deployment's class.
+
+    Parameters
+    ----------
+    deployment : Deployment
+    saturated : bool
+        Whether requests wait for KV memory or slots under the load in question.
+    """
+    name = error_class(deployment)
+    classes = validation()["classes"]
+    loads = (" saturated", "") if saturated else ("",)
+    keys = [f"{engine}{name}{load}" for load in loads for engine in (f"{deployment.engine}: ", "")]
+    entry = next(classes[key] for key in keys if key in classes)
+    return MeanError(
+        error_class=name,
+        tpot_frac=(entry["tpot_frac"][0], entry["tpot_frac"][1]),
+        ttft_frac=(entry["ttft_frac"][0], entry["ttft_frac"][1]),
+        num_runs=entry["num_runs"],
+    )
+
+
+def nearest_runs(deployment: Deployment, limit: int = 3) -> tuple[MeasuredRuns, ...]:
+    """Measured runs most like a deployment, nearest first, at most ``limit``.
+
+    Another engine counts most, then another GPU, model, precision and parallelism.
+    """
+    own = {
+        "engine": deployment.engine,
+        "gpu": deployment.gpu.name,
+        "model": deployment.model.name,
+        "precision": precision_text(deployment),
+        "parallelism": parallelism_text(deployment),
+    }
+    weights = {"engine": 16, "gpu": 8, "model": 4, "precision": 2, "parallelism": 1}
+
+    def differs(run: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(name for name, value in own.items() if run[name] != value)
+
+    found = sorted(validation()["runs"], key=lambda run: sum(weights[name] for name in differs(run)))
+    return tuple(MeasuredRuns(**run, source=validation()["source"], differs=differs(run)) for run in found[:limit])
+
+
+def precision_text(deployment: Deployment) -> str:
+    """Precision of weights and KV cache, e.g. ``fp8/bf16``."""
+    return f"{deployment.precision.weights}/{deployment.precision.kv}"
+
+
+def parallelism_text(deployment: Deployment) -> str:
+    """How a replica is spread, e.g. ``TP4 EP4``."""
+    p = deployment.parallelism
+    sizes = (
+        ("TP", p.tensor_parallel_size),
+        ("PP", p.pipeline_parallel_size),
+        ("DP", p.data_parallel_size),
+        ("EP", p.expert_parallel_size),
+    )
+    return " ".join(f"{name}{size}" for name, size in sizes if size > 1 or name == "TP")
