@@ -65,7 +65,7 @@ def serving_results(path: Path) -> ServingResults:
 def memory_section(data: Path) -> str:
     """KV cache that engines really had, against computed."""
     found = last_json("benchmarks.memory", data / "kvlogs.csv")
-    misses = "".join(f"- {miss}\n" for miss in found["misses"]) or "- none\n"
+    misses = "".join(f"- {miss['row']}: {miss['reason']}\n" for miss in found["misses"]) or "- none\n"
     return (
         "\n## KV cache at start-up\n\n`python -m benchmarks.memory`, engines' start-up logs from public threads: "
         f"{found['n']} rows, median error {found['median_ape_pct']:.1f}%, {100 * found['within_10pct_frac']:.0f}% of "
