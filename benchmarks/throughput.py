@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import rankdata
 
 from benchmarks import throughput_llamacpp, throughput_mlperf, throughput_trtllm
 from benchmarks.throughput_rows import Row, Unplaceable, better_when_small, read_rows
@@ -90,11 +89,18 @@ def median_ape(placed: Sequence[Placed]) -> float | None:
     return float(np.median([abs(p.error) for p in placed])) if placed else None
 
 
+def mean_ranks(values: Sequence[float]) -> np.ndarray:
+    """Rank of each value, from 1; equal values share the mean of theirs."""
+    _, position, counts = np.unique(values, return_inverse=True, return_counts=True)
+    mean: np.ndarray = (np.cumsum(counts) - 0.5 * (counts - 1))[position]
+    return mean
+
+
 def spearman(placed: Sequence[Placed]) -> float | None:
     """Rank correlation of predicted and measured values; None with fewer than 3 rows or without any spread."""
     if len(placed) < 3:
         return None
-    ranks = [rankdata([p.predicted for p in placed]), rankdata([p.row.value for p in placed])]
+    ranks = [mean_ranks([p.predicted for p in placed]), mean_ranks([p.row.value for p in placed])]
     if any(np.ptp(r) == 0 for r in ranks):
         return None
     return round(float(np.corrcoef(*ranks)[0, 1]), 4)

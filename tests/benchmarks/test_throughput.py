@@ -295,3 +295,7 @@ def test_every_row_of_the_overviews_is_placed(shared_dir: Path) -> None:
     assert (foreign, unreadable) == ({}, [])
     for row in rows:
         throughput_trtllm.place(row)
+
+
+def test_equal_values_share_their_rank() -> None:
+    assert throughput.mean_ranks([3.0, 1.0, 3.0, 2.0]).tolist() == [3.5, 1.0, 3.5, 2.0]
