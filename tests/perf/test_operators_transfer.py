@@ -35,6 +35,8 @@ SCOUT = Experts(
     gated=True,
 )
 
+CODES = (("RTX-4090-24GB", "l40s"), ("L4-24GB", "l40s"), ("A10G-24GB", "a100_sxm"), ("RTX-3090-24GB", "a100_sxm"))
+
 
 def compute_frac(gpu: str, system: str) -> float:
     return transfer_of(get_gpu(gpu), system, float(document()["gpus"][system]["peaks"]["bf16"])).compute_frac
@@ -57,6 +59,14 @@ def test_a_board_sustains_no_more_than_its_power_allows() -> None:
     assert "by board power (300 W)" in Operators(get_gpu("A100-PCIe-80GB")).notes["gpu"]
     more = replace(get_gpu("A100-PCIe-80GB"), tdp_w=800.0)
     assert transfer_of(more, "a100_sxm", 312e12).compute_frac == pytest.approx(256.4 / 267.9)
+
+
+def test_codes_in_the_same_memory_take_bandwidth() -> None:
+    """On L40S and L4 1/16 of the memory holds codes, on GeForce cards none does; A100's HBM has its own."""
+    shares = {g: transfer_of(get_gpu(g), system, 1e15).bandwidth_frac for g, system in CODES}
+    assert shares == pytest.approx(dict(zip(shares, (16 / 15, 1.0, 15 / 16, 1.0), strict=True)))
+    assert "error correction codes" in Operators(get_gpu("RTX-4090-24GB")).notes["gpu"]
+    assert "error correction codes" not in Operators(get_gpu("L4-24GB")).notes["gpu"]
 
 
 def test_without_a_figure_peaks_alone_count_and_that_is_said() -> None:

@@ -88,7 +88,11 @@ def transfer_of(gpu: GpuSpec, system: str, peak_flops_per_s: float) -> Transfer:
             ratio, notes = allowed, [f"arithmetic at {allowed:.2f} of that by board power ({gpu.tdp_w:.0f} W)"]
     if not notes:
         notes.append("no achieved matrix rate known: arithmetic by peak rates alone")
-    bandwidth = VENDOR_BANDWIDTH.get(gpu.vendor, 1.0)
+    # codes that live in the same memory are read and written with what they protect
+    codes = [value_of(name, "inline_ecc_frac", SHARE) or 0.0 for name in (gpu.name, system)]
+    bandwidth = VENDOR_BANDWIDTH.get(gpu.vendor, 1.0) * (1.0 - codes[0]) / (1.0 - codes[1])
+    if codes[0] != codes[1]:
+        notes.append(f"bandwidth at {bandwidth:.2f} of that by error correction codes in the same memory")
     return Transfer(compute_frac=ratio, bandwidth_frac=bandwidth, note=", ".join(notes))
 
 
