@@ -31,6 +31,7 @@ OTHER_ENGINE = other_engine("llama.cpp", "b6000", "H100-SXM-80GB")
     [
         (MEASURED, "measured"),
         (OTHER_MODEL, "other model"),
+        (deploy("meta-llama/Llama-3.1-70B-Instruct", tp=4), "other model"),  # in bf16, which was not measured
         (OTHER_GPU, "other gpu"),
         (OTHER_ENGINE, "other engine"),
         (TRANSFERRED, "transferred gpu"),

@@ -209,7 +209,7 @@ def test_an_assumed_error_is_called_assumed() -> None:
     found = fake_plan.assurance(32, summary)
     assumed = {name: dataclasses.replace(mean, num_runs=0) for name, mean in found.means.items()}
     words_of = sureness.means_words(dataclasses.replace(found, means=assumed))
-    assert words_of.endswith(": 90% by an assumed error (its model not seen)")
+    assert words_of.endswith(": 90% by an assumed error (its model, or its precision, not seen)")
     assert sureness.means_words(dataclasses.replace(found, means={})) == "-"
 
 

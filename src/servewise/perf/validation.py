@@ -15,8 +15,9 @@ from servewise.types import Deployment, MeasuredRuns
 __all__ = ["MeanError", "error_class", "mean_error", "nearest_runs"]
 
 ErrorClass = Literal["measured", "other model", "other gpu", "other engine", "transferred gpu"]
-"""What of a deployment was among the runs: its engine with its model on its GPU; the engine on the GPU with other
-models; the engine on other GPUs; nothing of its engine; or not even the GPU's operators were measured."""
+"""What of a deployment was among the runs: its engine with its model in its precision on its GPU; the engine on
+the GPU with other models or precisions; the engine on other GPUs; nothing of its engine; or not even the GPU's
+operators were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,8 @@ def error_class(deployment: Deployment) -> ErrorClass:
     on_gpu = [r for r in runs if r["gpu"] == deployment.gpu.name]
     if not on_gpu:
         return "other gpu"
-    return "measured" if any(r["model"] == deployment.model.name for r in on_gpu) else "other model"
+    own = deployment.model.name, deployment.precision.weights
+    return "measured" if any((r["model"], r["precision"].split("/")[0]) == own for r in on_gpu) else "other model"
 
 
 def mean_error(deployment: Deployment, *, saturated: bool = False) -> MeanError:

@@ -29,7 +29,7 @@ WORRY: dict[Verdict, str] = {
 }
 SEEN: Mapping[str, str] = {
     "measured": "its engine, GPU and model seen",
-    "other model": "its model not seen",
+    "other model": "its model, or its precision, not seen",
     "other gpu": "its GPU not seen",
     "other engine": "its engine not seen",
     "transferred gpu": "its GPU not measured",
