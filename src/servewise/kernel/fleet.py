@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from servewise.kernel import layout as lo
-from servewise.kernel import ranks, reserving, vllm
+from servewise.kernel.drivers import advance
 from servewise.kernel.layout import (
     Engine,
     Limits,
     Outputs,
     Prefix,
-    Ranks,
     Recorder,
     Replica,
     Requests,
-    Reservation,
     Times,
     compiled,
 )
-from servewise.kernel.views import prefix_at, recorder_at, replica_at
+from servewise.kernel.views import replica_at
 
 __all__ = ["LEAST_REQUESTS", "MAX_PREFIX_AWARE_REPLICAS", "PREFIX_AWARE", "ROUND_ROBIN", "run_fleet"]
 
@@ -82,29 +80,6 @@ def _best_prefix(px: Prefix, seen: Any, prompt_nodes: int, r: int, in_flight: An
 
 
 @compiled
-def _advance(
-    rep: Replica,
-    i: int,
-    req: Requests,
-    out: Outputs,
-    times: Times,
-    eng: Engine,
-    lim: Limits,
-    px: Prefix,
-    rec: Recorder,
-    res: Reservation | None,
-    group: Ranks | None,
-    horizon: float,
-) -> int:
-    """Call the driver for replica ``i``; numba compiles the branch for the given types only."""
-    if group is not None:
-        return ranks.advance(rep, group, i, req, out, times, eng, lim, px, rec, horizon)
-    if res is not None:
-        return reserving.advance(rep, req, out, times, eng, lim, res, recorder_at(rec, i), horizon)
-    return vllm.advance(rep, req, out, times, eng, lim, prefix_at(px, i), recorder_at(rec, i), None, horizon)
-
-
-@compiled
 def run_fleet(
     fleet: Replica,
     req: Requests,
@@ -114,8 +89,7 @@ def run_fleet(
     lim: Limits,
     px: Prefix,
     rec: Recorder,
-    res: Reservation | None,
-    group: Ranks | None,
+    driver: Any,
     router: int,
     replica_of: Any,
     in_flight: Any,
@@ -129,10 +103,12 @@ def run_fleet(
 
     Parameters
     ----------
-    fleet, req, out, times, eng, lim, px, rec, res, group
-        See ``layout``; arrays of ``fleet``, ``px`` and ``rec`` have the replica as their first axis. ``res`` is
-        None for vLLM, ``group`` where a replica is one rank. Otherwise ``px`` and ``rec`` have the rank as their
-        first axis, and ``fleet`` only the queues of the replicas and what has become of them.
+    fleet, req, out, times, eng, lim, px, rec
+        See ``layout``; arrays of ``fleet``, ``px`` and ``rec`` have the replica as their first axis. With ``Ranks``
+        ``px`` and ``rec`` have the rank as their first axis, and ``fleet`` only the queues of the replicas and what
+        has become of them.
+    driver : NamedTuple or None
+        Chooses the engine's scheduler by its type, see ``drivers.py``.
     router : int
     replica_of : int32 array, shape (num_requests,)
         Written: where each request was sent.
@@ -157,7 +133,7 @@ def run_fleet(
             if req.think < 0.0:
                 rep.ints[lo.QUEUE_END] = count
             left = Limits(lim.ttft, lim.tpot, lim.e2e, lim.max_bad - bad)
-            status = _advance(rep, i, req, out, times, eng, left, px, rec, res, group, INFINITY)
+            status = advance(rep, i, req, out, times, eng, left, px, rec, driver, INFINITY)
             if status != lo.DONE:
                 return status
             bad += rep.ints[lo.NUM_BAD]
@@ -171,7 +147,7 @@ def run_fleet(
             ints = fleet.ints[i]
             if _earliest_finish(ints, fleet.floats[i], times) <= arrival:
                 rep = replica_at(fleet, i)
-                status = _advance(rep, i, req, out, times, eng, lim, px, rec, res, group, arrival)
+                status = advance(rep, i, req, out, times, eng, lim, px, rec, driver, arrival)
                 if status != lo.DONE:
                     return status
             bad += ints[lo.NUM_BAD]
@@ -194,7 +170,7 @@ def run_fleet(
         replica_of[r] = chosen
         in_flight[chosen] += 1
         rep = replica_at(fleet, chosen)
-        status = _advance(rep, chosen, req, out, times, eng, lim, px, rec, res, group, arrival)
+        status = advance(rep, chosen, req, out, times, eng, lim, px, rec, driver, arrival)
         if status != lo.DONE:
             return status
         rep.queue[rep.ints[lo.QUEUE_END]] = r
@@ -203,7 +179,7 @@ def run_fleet(
     for i in range(num_replicas):
         rep = replica_at(fleet, i)
         left = Limits(lim.ttft, lim.tpot, lim.e2e, lim.max_bad - bad)
-        status = _advance(rep, i, req, out, times, eng, left, px, rec, res, group, INFINITY)
+        status = advance(rep, i, req, out, times, eng, left, px, rec, driver, INFINITY)
         if status != lo.DONE:
             return status
         bad += rep.ints[lo.NUM_BAD]

@@ -201,12 +201,16 @@ class Requests(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What happened to each request, shape (num_requests,); NaN until it happened."""
+    """What happened to each request, shape (num_requests,); NaN until it happened.
+
+    ``rejected`` is 1 for a request that the engine turned away when it came; such a one has no times and is bad.
+    """
 
     first: NDArray[np.float64]
     last: NDArray[np.float64]
     cached: NDArray[np.int32]
     preemptions: NDArray[np.int32]
+    rejected: NDArray[np.int8]
 
 
 class Limits(NamedTuple):
@@ -309,6 +313,7 @@ def new_outputs(num_requests: int) -> Outputs:
         last=np.full(num_requests, np.nan),
         cached=np.zeros(num_requests, np.int32),
         preemptions=np.zeros(num_requests, np.int32),
+        rejected=np.zeros(num_requests, np.int8),
     )
 
 

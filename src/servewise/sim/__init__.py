@@ -3,8 +3,8 @@
 from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
 from servewise.sim.outcome import Outcome, to_log
-from servewise.sim.pack import Packed, pack_requests
-from servewise.sim.run import run, simulate, simulate_closed_loop
+from servewise.sim.pack import Packed
+from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
 
 __all__ = [
     "MAX_PREFIX_AWARE_REPLICAS",

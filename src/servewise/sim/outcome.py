@@ -113,6 +113,7 @@ def to_log(workload: Workload, outcome: Outcome) -> RequestLog:
         sent_s = outcome.packed.requests.arrival[np.minimum(np.searchsorted(where, np.arange(n)), len(where) - 1)]
     status = np.full(n, RequestStatus.REJECTED, np.int8)
     status[where] = np.where(np.isnan(outcome.outputs.last), RequestStatus.UNFINISHED, RequestStatus.OK)
+    status[where[outcome.outputs.rejected != 0]] = RequestStatus.REJECTED
     knows_prefix = workload.prefix is not None
     return RequestLog(
         intended_s=sent_s,

@@ -9,20 +9,9 @@ from numpy.typing import NDArray
 
 from servewise.errors import InputError
 from servewise.kernel import layout
-from servewise.types import (
-    Deployment,
-    PrefixBlocks,
-    SglangParams,
-    StepTable,
-    TrtllmParams,
-    VllmParams,
-    Workload,
-)
+from servewise.types import Deployment, PrefixBlocks, StepTable, Workload
 
-__all__ = ["Packed", "num_ranks", "pack_engine", "pack_requests", "pack_reservation", "pack_times"]
-
-SGLANG_CLIP_TOKENS = 4096
-"""The most output that SGLang counts for a request when it admits it (``SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION``)."""
+__all__ = ["Packed", "pack_accepted", "pack_times"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,87 +76,23 @@ def pack_times(table: StepTable) -> layout.Times:
     )
 
 
-def pack_engine(deployment: Deployment, num_kv_blocks: int, *, fast_forward: bool = True) -> layout.Engine:
-    """Scheduling parameters of a replica.
-
-    Raises
-    ------
-    InputError
-        When the engine's scheduler is not simulated.
-    """
-    engine = layout.Engine(
-        max_num_seqs=deployment.max_rows,
-        max_num_batched_tokens=deployment.max_step_tokens,
-        num_blocks=num_kv_blocks,
-        block_shift=0,
-        lag=1,
-        reserve_full=1,
-        caching=0,
-        stop_at_preemption=0,
-        single_step=int(not fast_forward),
-    )
-    match deployment.params:
-        case VllmParams() as params:
-            return engine._replace(
-                block_shift=params.block_size_tokens.bit_length() - 1,
-                lag=int(params.async_scheduling),
-                reserve_full=int(params.scheduler_reserve_full_isl),
-                caching=int(params.enable_prefix_caching),
-            )
-        case SglangParams() as params:
-            # what a request sets aside must be *less* than what is free
-            return engine._replace(max_num_batched_tokens=params.chunked_prefill_size, num_blocks=num_kv_blocks - 1)
-        case TrtllmParams():
-            return engine
-        case _:
-            raise InputError(
-                f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm"
-            )
-
-
-def num_ranks(deployment: Deployment) -> int:
-    """Ranks of a replica that are simulated in lock step: vLLM's data parallel ranks, one of any other engine."""
-    return deployment.parallelism.data_parallel_size if isinstance(deployment.params, VllmParams) else 1
-
-
-def pack_reservation(packed: Packed, deployment: Deployment) -> layout.Reservation | None:
-    """What each request sets aside when it is admitted; None for an engine that grows its requests."""
-    inputs, max_tokens = packed.requests.input_tokens.astype(np.int64), packed.max_tokens
-    match deployment.params:
-        case TrtllmParams(tokens_per_block=size, enable_chunked_prefill=chunking) as params:
-            blocks = -(-(inputs + max_tokens) // size)
-            return layout.Reservation(
-                blocks.astype(np.int32),
-                exclusive=0,
-                chunking=int(chunking),
-                cut=size,
-                charge=1,
-                wait_steps=params.batch_wait_timeout_iters,
-                wait_tokens=params.batch_wait_max_tokens_ratio * params.max_num_tokens,
-            )
-        case SglangParams(page_size=size):
-            # with room for all that it turns out to produce, beyond the engine's estimate: nothing is retracted
-            output = np.maximum(np.minimum(max_tokens, SGLANG_CLIP_TOKENS), packed.requests.output_tokens)
-            blocks = -(-inputs // size) + -(-output // size) + 1
-            return layout.Reservation(
-                blocks.astype(np.int32), exclusive=1, chunking=1, cut=size, charge=size, wait_steps=0, wait_tokens=0.0
-            )
-        case _:
-            return None
-
-
-def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) -> Packed:
+def pack_accepted(
+    workload: Workload,
+    deployment: Deployment,
+    table: StepTable,
+    *,
+    accepts: NDArray[np.bool_],
+    knows_prefixes: bool,
+) -> Packed:
     """Requests and prefix nodes as the engine sees them.
 
-    Prompts that leave no room for a token are rejected, and with TensorRT-LLM those that fit no step when they may
-    not be cut. Outputs are cut at the longest context. Only vLLM's prefix cache is simulated.
+    Prompts that leave no room for a token are rejected, and those that the engine does not accept. Outputs are cut
+    at the longest context.
     """
     room = deployment.max_request_tokens - workload.input_tokens
-    fits = room >= 1
-    if isinstance(deployment.params, TrtllmParams) and not deployment.params.enable_chunked_prefill:
-        fits &= workload.input_tokens <= deployment.params.max_num_tokens
+    fits = (room >= 1) & accepts
     accepted: NDArray[np.int64] | None = None
-    prefix = workload.prefix if isinstance(deployment.params, VllmParams) else None
+    prefix = workload.prefix if knows_prefixes else None
     arrival, inputs, outputs, declared = (
         workload.arrival_s,
         workload.input_tokens,

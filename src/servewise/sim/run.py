@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,12 +9,13 @@ from numpy.typing import NDArray
 
 from servewise.errors import InputError, SimulationError
 from servewise.kernel import fleet, layout
-from servewise.sim.check import check, check_reservation
+from servewise.sim.check import check
+from servewise.sim.drivers import driver_of, routes_by_kv_use
 from servewise.sim.outcome import Outcome, to_log
-from servewise.sim.pack import Packed, num_ranks, pack_engine, pack_requests, pack_reservation, pack_times
-from servewise.types import Deployment, MemoryReport, Promise, RequestLog, StepModel, Workload
+from servewise.sim.pack import Packed, pack_accepted, pack_times
+from servewise.types import Deployment, MemoryReport, Promise, RequestLog, StepModel, StepTable, VllmParams, Workload
 
-__all__ = ["run", "simulate", "simulate_closed_loop"]
+__all__ = ["pack_requests", "run", "simulate", "simulate_closed_loop"]
 
 ROUTERS = {
     "round_robin": fleet.ROUND_ROBIN,
@@ -32,11 +32,11 @@ class _Task:
     """
 
     packed: Packed
+    deployment: Deployment
+    memory: MemoryReport
     engine: layout.Engine
-    reservation: layout.Reservation | None
     times: layout.Times
     limits: layout.Limits
-    num_replicas: int
     router: int
     record_itl: bool
     num_samples: int
@@ -106,8 +106,11 @@ def simulate(
     joint = promise or Promise()
     task = _Task(
         packed=packed,
-        engine=pack_engine(deployment, memory.num_kv_blocks, fast_forward=fast_forward),
-        reservation=pack_reservation(packed, deployment),
+        deployment=deployment,
+        memory=memory,
+        engine=driver_of(deployment)
+        .engine(deployment, memory.num_kv_blocks)
+        ._replace(single_step=int(not fast_forward)),
         times=pack_times(step_model.table),
         # a missing limit is one that nothing exceeds
         limits=layout.Limits(
@@ -116,7 +119,6 @@ def simulate(
             e2e=np.inf if joint.e2e_s is None else joint.e2e_s,
             max_bad=(1 << 60) if max_bad is None else max_bad - packed.num_rejected,
         ),
-        num_replicas=deployment.num_replicas,
         router=ROUTERS[deployment.router],
         record_itl=record_itl,
         num_samples=num_samples,
@@ -124,7 +126,7 @@ def simulate(
         ranks=ranks,
         kv_aware=routes_by_kv_use(deployment),
     )
-    return _outcome(task, deployment, memory, knows_prefix=workload.prefix is not None)
+    return _outcome(task, knows_prefix=workload.prefix is not None)
 
 
 def simulate_closed_loop(
@@ -188,39 +190,37 @@ def simulate_closed_loop(
     check(deployment, step_model, memory, num_rows=min(deployment.max_rows, in_flight))
     task = _Task(
         packed=replace(packed, requests=packed.requests._replace(think=think_s)),
-        engine=pack_engine(deployment, memory.num_kv_blocks, fast_forward=fast_forward),
-        reservation=pack_reservation(packed, deployment),
+        deployment=deployment,
+        memory=memory,
+        engine=driver_of(deployment)
+        .engine(deployment, memory.num_kv_blocks)
+        ._replace(single_step=int(not fast_forward)),
         times=pack_times(step_model.table),
         limits=layout.Limits(ttft=np.inf, tpot=np.inf, e2e=np.inf, max_bad=1 << 60),
-        num_replicas=1,
         router=fleet.ROUND_ROBIN,
         record_itl=False,
         num_samples=0,
         sample_every_s=1.0,
         concurrency=concurrency,
     )
-    return _outcome(task, deployment, memory, knows_prefix=workload.prefix is not None)
+    return _outcome(task, knows_prefix=workload.prefix is not None)
 
 
-def routes_by_kv_use(deployment: Deployment) -> bool:
-    """Whether vLLM's router between ranks weighs waiting requests by the use of the KV cache.
-
-    Sources
-    -------
-    vLLM pull request 49204 (merged in July 2026, after 0.26.0, whose ``v1/engine/core_client.py`` still counts a
-    waiting request as four running ones); 0.33.0 has it. That 0.27.0 is the first with it is assumed.
-    """
-    return _version(deployment.engine_version) >= (0, 27)
+def num_ranks(deployment: Deployment) -> int:
+    """Ranks of a replica that are simulated in lock step: vLLM's data parallel ranks, one of any other engine."""
+    return deployment.parallelism.data_parallel_size if isinstance(deployment.params, VllmParams) else 1
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) -> Packed:
+    """Requests and prefix nodes as the deployment's engine sees them, see ``pack.pack_accepted``."""
+    driver = driver_of(deployment)
+    accepts = driver.accepts(workload, deployment)
+    return pack_accepted(workload, deployment, table, accepts=accepts, knows_prefixes=driver.knows_prefixes)
 
 
-def _outcome(task: _Task, deployment: Deployment, memory: MemoryReport, *, knows_prefix: bool) -> Outcome:
+def _outcome(task: _Task, *, knows_prefix: bool) -> Outcome:
     """Run a task and unpack its end."""
-    if task.reservation is not None:
-        check_reservation(task.reservation, task.engine, memory.block_size_tokens)
+    deployment, memory = task.deployment, task.memory
     status = layout.PREEMPTED
     if task.engine.caching and not knows_prefix:
         # where nothing is known to be shared, the cache serves only requests that return from a preemption
@@ -252,7 +252,7 @@ def _run_until_it_fits(task: _Task) -> tuple[int, _End]:
     packed = task.packed
     busiest = np.sort(np.diff(packed.node_offsets))[-task.engine.max_num_seqs :]
     num_entries = 2 * int(busiest.sum()) + 16 * task.engine.max_num_seqs
-    num_gaps = 8 * (len(packed.requests.arrival) // task.num_replicas + 64) if task.record_itl else 0
+    num_gaps = 8 * (len(packed.requests.arrival) // task.deployment.num_replicas + 64) if task.record_itl else 0
     num_rows = 3 * task.num_samples  # of the timeline, which goes on after the last arrival
     while True:
         status, end = _run_once(task, num_entries, num_gaps, num_rows)
@@ -264,7 +264,7 @@ def _run_until_it_fits(task: _Task) -> tuple[int, _End]:
 
 
 def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tuple[int, _End]:
-    packed, engine, num_replicas = task.packed, task.engine, task.num_replicas
+    packed, engine, num_replicas = task.packed, task.engine, task.deployment.num_replicas
     num_requests = len(packed.requests.arrival)
     by_turns = task.router == fleet.ROUND_ROBIN
     room = -(-num_requests // num_replicas) if by_turns else num_requests
@@ -276,6 +276,9 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
     group = None
     if task.ranks > 1:
         group = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware)
+    driver = group
+    if group is None:
+        driver = driver_of(task.deployment).driver(packed, task.deployment, engine, task.memory)
     end = _End(
         requests=requests,
         fleet=replicas if group is None else group.replicas,
@@ -283,8 +286,8 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
         replica_of=np.zeros(num_requests, np.int32),
         recorder=layout.new_recorder(num_replicas * task.ranks, num_gaps, num_rows, task.sample_every_s),
     )
-    if task.reservation is not None:
-        end.outputs.cached[:] = -1  # unknown: this driver has no prefix cache
+    if not driver_of(task.deployment).knows_prefixes:
+        end.outputs.cached[:] = -1  # unknown
     replicas.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
     prefix = layout.new_prefix(
         engine,
@@ -305,8 +308,7 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
         task.limits,
         prefix,
         end.recorder,
-        task.reservation,
-        group,
+        driver,
         task.router,
         end.replica_of,
         np.zeros(num_replicas, np.int64),
