@@ -13,8 +13,7 @@ import numpy as np
 
 from servewise import __version__, catalog, quality, search, traffic
 from servewise.config import Service, load_service, read_prices
-from servewise.deploy import command, notes, render_shell
-from servewise.engines import vllm
+from servewise.deploy import launch, notes, render_launch
 from servewise.errors import InputError
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import step_model
@@ -126,7 +125,11 @@ def resolve(service: Service) -> Search:
     if workload.max_tokens_kind == "assumed":
         workload = traffic.assume_max_tokens(workload, service.traffic.max_tokens, longest)
     gpus = tuple(catalog.get_gpu(name) for name in service.hardware)
-    runnable = tuple(dict.fromkeys(p for gpu in gpus for p in catalog.supported_precisions(gpu)))
+    runnable = tuple(
+        dict.fromkeys(
+            p for engine in service.engines for gpu in gpus for p in catalog.supported_precisions(gpu, engine)
+        )
+    )
     precisions = {m.name: quality.precision_choices(m, runnable, service.min_recovery_pct) for m in models}
     for name, choices in precisions.items():
         if not choices:
@@ -140,7 +143,7 @@ def resolve(service: Service) -> Search:
         precisions=precisions,
         gpus=gpus,
         offers={gpu.name: _offers(service, gpu) for gpu in gpus},
-        engines=tuple((engine, vllm.default_version()) for engine in service.engines),
+        engines=tuple((engine, search.default_version(engine)) for engine in service.engines),
         promise=service.promise,
         budget=service.budget,
         max_effort=service.max_effort,
@@ -269,17 +272,17 @@ def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, s
     candidate = None if shown is None else found.candidates[shown]
     workload = asked.workload
     rate = workload.num_requests / max(workload.span_s, 1e-9)
-    launch = ""
+    start = ""
     warnings = list(_warnings(service, asked))
     if found.winner is not None and candidate is not None:
-        launch = render_shell(command(candidate.deployment))
+        start = render_launch(launch(candidate.deployment))
         warnings += notes(candidate.deployment)
     return PlanReport(
         name=service.name,
         plan=found,
         promise=asked.promise,
         traffic=f"{workload.name}, {workload.num_requests:,} requests, {rate:.2f} requests/s",
-        launch_command=launch,
+        launch_command=start,
         warnings=tuple(warnings),
         provenance={} if candidate is None else _provenance(asked, candidate),
         facts=_facts(service, asked, hashes),

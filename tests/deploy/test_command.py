@@ -114,7 +114,7 @@ def test_notes_say_what_the_command_cannot() -> None:
     plain = deployment(num_replicas=1, precision=Precision(), parallelism=Parallelism())
     assert notes(plain) == ()
     (note,) = notes(dataclasses.replace(plain, precision=Precision(weights="int4")))
-    assert note == "replace example/dense-8b by a checkpoint of it in int4: vLLM does not make one at start"
+    assert note == "replace example/dense-8b by a checkpoint of it in int4: vllm does not make one at start"
     (note,) = notes(dataclasses.replace(plain, num_replicas=2))
     assert note == "start each of the 2 replicas on a GPU of its own, behind a prefix_aware router"
     assert "2 GPUs of its own" in notes(deployment())[0]

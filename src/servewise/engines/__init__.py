@@ -2,8 +2,10 @@
 
 from servewise.engines import llamacpp, sglang, trtllm, vllm
 from servewise.engines.graphs import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
+from servewise.engines.launch import Launch
 
 __all__ = [
+    "Launch",
     "capture_sizes",
     "llamacpp",
     "pads_to_captured_sizes",

@@ -199,7 +199,7 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
         return ""
     compare_models = words.several_models(report.plan)
     model = ["Model"] if compare_models else []
-    head = ["#", *model, "GPUs", "TP", "Weights/KV", "Seqs/tokens", "Replicas", "$/h", "$/Mtok out at load"]
+    head = ["#", *model, "GPUs", "Engine", "TP", "Weights/KV", "Seqs/tokens", "Replicas", "$/h", "$/Mtok out at load"]
     head += ["at capacity", "$/Mtok total at load"]
     with_attainment = words.has_joint_limit(report.promise)
     head += [*(["Attainment %"] if with_attainment else []), "TTFT p99", "TPOT p99", "Limited by"]
@@ -208,7 +208,8 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
             str(rank),
             *([words.model_name(c)] if compare_models else []),
             f"{c.deployment.num_gpus} x {c.deployment.gpu.name}",
-            str(c.deployment.parallelism.tensor_parallel_size),
+            words.engine_words(c),
+            words.spread_words(c.deployment.parallelism),
             words.precision_words(c),
             words.settings_words(c),
             str(c.deployment.num_replicas),
@@ -224,11 +225,11 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
         for rank, c in enumerate(best[:NUM_RANKED], start=1)
     ]
     shift = int(compare_models)
-    numeric = {0, 2 + shift, *range(5 + shift, len(head) - 1)}
+    numeric = {0, *range(6 + shift, len(head) - 1)}
     some = f", the cheapest {len(rows)} of {len(best)}" if len(rows) < len(best) else ""
     caption = (
         f"{len(report.plan.ranking):,} of {len(report.plan.candidates):,} candidates keep the promise. The best"
-        f" settings of each {'model, ' if compare_models else ''}GPU, precision and TP, cheapest first{some}."
+        f" settings of each {'model, ' if compare_models else ''}GPU, engine and precision, cheapest first{some}."
         " A dash: not searched."
     )
     table = html_table(caption, head, rows, numeric=numeric, best=True)

@@ -15,6 +15,7 @@ from servewise.search.families import Result, most_replicas
 from servewise.search.fleet import Load, summary_of, try_fleet
 from servewise.search.limits import replicas, runs_full
 from servewise.search.shapes import Shape
+from servewise.sim import caches_prefixes
 from servewise.types import (
     VERY_LIKELY_FRAC,
     Assurance,
@@ -181,7 +182,7 @@ def _margin(search: Search, candidate: Candidate, drawn: _Drawn) -> tuple[Safety
 def _fewest(search: Search, drawn: _Drawn) -> tuple[int | None, int]:
     """Replicas without which too many draws are proven to break the promise (None: with any number of them), and
     the draws in which every fleet does."""
-    knows_prefix = search.workload.prefix is not None and drawn.shape.deployment.vllm_params.enable_prefix_caching
+    knows_prefix = search.workload.prefix is not None and caches_prefixes(drawn.shape.deployment)
     fewest = []
     for load in drawn.loads:
         bound = bounds(load.packed, load.step_model.table, search.promise, load.rule, knows_prefix=knows_prefix)

@@ -2,6 +2,7 @@
 
 from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
+from servewise.sim.drivers import caches_prefixes
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed
 from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
@@ -10,6 +11,7 @@ __all__ = [
     "MAX_PREFIX_AWARE_REPLICAS",
     "Outcome",
     "Packed",
+    "caches_prefixes",
     "is_compiled",
     "pack_requests",
     "run",

@@ -76,14 +76,7 @@ def pack_times(table: StepTable) -> layout.Times:
     )
 
 
-def pack_accepted(
-    workload: Workload,
-    deployment: Deployment,
-    table: StepTable,
-    *,
-    accepts: NDArray[np.bool_],
-    knows_prefixes: bool,
-) -> Packed:
+def pack_accepted(workload: Workload, deployment: Deployment, table: StepTable, accepts: NDArray[np.bool_]) -> Packed:
     """Requests and prefix nodes as the engine sees them.
 
     Prompts that leave no room for a token are rejected, and those that the engine does not accept. Outputs are cut
@@ -92,7 +85,7 @@ def pack_accepted(
     room = deployment.max_request_tokens - workload.input_tokens
     fits = (room >= 1) & accepts
     accepted: NDArray[np.int64] | None = None
-    prefix = workload.prefix if knows_prefixes else None
+    prefix = workload.prefix
     arrival, inputs, outputs, declared = (
         workload.arrival_s,
         workload.input_tokens,

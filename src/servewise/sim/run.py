@@ -213,9 +213,8 @@ def num_ranks(deployment: Deployment) -> int:
 
 def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) -> Packed:
     """Requests and prefix nodes as the deployment's engine sees them, see ``pack.pack_accepted``."""
-    driver = driver_of(deployment)
-    accepts = driver.accepts(workload, deployment)
-    return pack_accepted(workload, deployment, table, accepts=accepts, knows_prefixes=driver.knows_prefixes)
+    accepts = driver_of(deployment).accepts(workload, deployment)
+    return pack_accepted(workload, deployment, table, accepts)
 
 
 def _outcome(task: _Task, *, knows_prefix: bool) -> Outcome:
@@ -286,8 +285,8 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
         replica_of=np.zeros(num_requests, np.int32),
         recorder=layout.new_recorder(num_replicas * task.ranks, num_gaps, num_rows, task.sample_every_s),
     )
-    if not driver_of(task.deployment).knows_prefixes:
-        end.outputs.cached[:] = -1  # unknown
+    if isinstance(driver, layout.Reservation):
+        end.outputs.cached[:] = -1  # unknown: this driver has no prefix cache
     replicas.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
     prefix = layout.new_prefix(
         engine,

@@ -18,6 +18,7 @@ from servewise.types import (
     Caveat,
     Effort,
     EngineName,
+    EngineParams,
     GpuSpec,
     KvPrecision,
     LoadPoint,
@@ -29,7 +30,6 @@ from servewise.types import (
     Router,
     SafetyMargin,
     Verdict,
-    VllmParams,
     WeightPrecision,
 )
 
@@ -99,7 +99,7 @@ class DeploymentDocument(_Document):
     expert_parallel_size: int
     num_replicas: int
     router: Router
-    params: VllmParams
+    params: EngineParams
 
 
 class MemoryDocument(_Document):

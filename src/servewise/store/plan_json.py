@@ -322,7 +322,7 @@ def _deployment_document(deployment: Deployment) -> DeploymentDocument:
         engine_version=deployment.engine_version,
         num_replicas=deployment.num_replicas,
         router=deployment.router,
-        params=deployment.vllm_params,
+        params=deployment.params,
     )
 
 

@@ -191,7 +191,9 @@ class Deployment:
         match self.params:
             case VllmParams(max_num_batched_tokens=tokens) | TrtllmParams(max_num_tokens=tokens):
                 return tokens
-            case SglangParams(max_prefill_tokens=tokens) | LlamacppParams(batch_size=tokens):
+            case SglangParams(chunked_prefill_size=chunk, max_prefill_tokens=tokens):
+                return chunk if chunk > 0 else tokens
+            case LlamacppParams(batch_size=tokens):
                 return tokens
 
     @property

@@ -31,7 +31,10 @@ def _checked(reservation: layout.Reservation, engine: layout.Engine, memory: Mem
 class Trtllm:
     """TensorRT-LLM with ``GUARANTEED_NO_EVICT``."""
 
-    knows_prefixes = False
+    def caches_prefixes(self, deployment: Deployment) -> bool:
+        """Never: every prompt is computed whole."""
+        del deployment
+        return False
 
     def check(self, deployment: Deployment, memory: MemoryReport) -> int:
         """Check what the kernel rests on."""
@@ -81,7 +84,10 @@ class Trtllm:
 class Sglang:
     """SGLang for clients that ignore the end-of-sequence token."""
 
-    knows_prefixes = False
+    def caches_prefixes(self, deployment: Deployment) -> bool:
+        """Never: every prompt is computed whole."""
+        del deployment
+        return False
 
     def check(self, deployment: Deployment, memory: MemoryReport) -> int:
         """Check what the kernel rests on."""

@@ -1,0 +1,36 @@
+"""The engines' files by the type of their parameters: a new engine adds a line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from servewise.errors import InputError
+from servewise.sim.drivers.base import SimDriver
+from servewise.sim.drivers.reserving import Sglang, Trtllm
+from servewise.sim.drivers.vllm import Vllm
+from servewise.types import Deployment, SglangParams, TrtllmParams, VllmParams
+
+__all__ = ["caches_prefixes", "driver_of"]
+
+DRIVERS: Mapping[type, SimDriver] = {VllmParams: Vllm(), SglangParams: Sglang(), TrtllmParams: Trtllm()}
+
+
+def driver_of(deployment: Deployment) -> SimDriver:
+    """How a deployment's engine is simulated.
+
+    Raises
+    ------
+    InputError
+        When it is not.
+    """
+    found = DRIVERS.get(type(deployment.params))
+    if found is None:
+        raise InputError(
+            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm"
+        )
+    return found
+
+
+def caches_prefixes(deployment: Deployment) -> bool:
+    """Whether a deployment's prompts may be served from a prefix cache that is simulated."""
+    return driver_of(deployment).caches_prefixes(deployment)
