@@ -149,6 +149,7 @@ def resolve(service: Service) -> Search:
         max_effort=service.max_effort,
         router=service.router,
         price_kind=service.price_kind,
+        start_up_s=service.start_up_s,
     )
 
 

@@ -4,6 +4,7 @@ from servewise.perf.formula import StepFormula
 from servewise.perf.memory_budget import largest_model_len, memory
 from servewise.perf.memory_kv import KvLayout, kv_layout
 from servewise.perf.memory_weights import weights_bytes
+from servewise.perf.start_up import start_up_s
 from servewise.perf.step import explain, step_model
 from servewise.perf.table import TABLE_TOLERANCE_FRAC, tabulate
 from servewise.perf.uncertainty import draw_step_models
@@ -21,6 +22,7 @@ __all__ = [
     "mean_error",
     "memory",
     "nearest_runs",
+    "start_up_s",
     "step_model",
     "tabulate",
     "weights_bytes",

@@ -13,6 +13,7 @@ from servewise import __version__
 from servewise.report import sureness, words
 from servewise.report.escape import html_text, json_in_html
 from servewise.report.figures import frontier_figure, latency_figures, load_figure
+from servewise.report.operation_words import autoscaling_words, failure_words
 from servewise.report.page_assurance import explanation_section, sure_section
 from servewise.report.table import html_table
 from servewise.report.view import PlanReport
@@ -46,6 +47,7 @@ def plan_html(report: PlanReport) -> str:
     figures = _figures(report, shown)
     body = [
         _answer(report, shown),
+        _operation(report),
         _launch(report),
         _figure_section(["frontier"], figures, "Cost against latency", _FRONTIER_NOTE),
         _frontier_table(report, by_index),
@@ -141,6 +143,16 @@ def _cards(shown: Candidate, report: PlanReport) -> str:
         for name, value, note in cards
     )
     return f'<dl class="cards">{items}</dl>'
+
+
+def _operation(report: PlanReport) -> str:
+    rows = []
+    if report.plan.failure is not None:
+        rows.append(failure_words(report.plan.failure))
+    if report.plan.autoscaling is not None:
+        rows.append(f"A fleet that follows the load: {autoscaling_words(report.plan.autoscaling)}")
+    items = "".join(f"<li>{html_text(row)}</li>" for row in rows)
+    return f"<h2>Failures and changing load</h2><ul>{items}</ul>" if rows else ""
 
 
 def _launch(report: PlanReport) -> str:

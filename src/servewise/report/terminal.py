@@ -14,6 +14,7 @@ from servewise.report import sureness, words
 from servewise.report.blocks import facts, heading, line
 from servewise.report.escape import visible
 from servewise.report.explain import explanation_blocks
+from servewise.report.operation_words import autoscaling_words, failure_words
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -79,6 +80,10 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
         risk = "; at risk" if words.at_risk(winner) else ""
         rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{risk}"))
     rows.append(("limited by", winner.limited_by or "-"))
+    if report.plan.failure is not None:
+        rows.append(("failure", failure_words(report.plan.failure)))
+    if report.plan.autoscaling is not None:
+        rows.append(("following", autoscaling_words(report.plan.autoscaling)))
     if report.traffic:
         rows.append(("traffic", report.traffic))
     parts: list[RenderableType] = [

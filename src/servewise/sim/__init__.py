@@ -2,6 +2,7 @@
 
 from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
+from servewise.sim.cluster import ClusterRun, Life, simulate_cluster
 from servewise.sim.drivers import caches_prefixes
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed
@@ -9,6 +10,8 @@ from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
 
 __all__ = [
     "MAX_PREFIX_AWARE_REPLICAS",
+    "ClusterRun",
+    "Life",
     "Outcome",
     "Packed",
     "caches_prefixes",
@@ -17,5 +20,6 @@ __all__ = [
     "run",
     "simulate",
     "simulate_closed_loop",
+    "simulate_cluster",
     "to_log",
 ]

@@ -11,7 +11,7 @@ from servewise.kernel import layout
 from servewise.sim.pack import Packed
 from servewise.types import ItlSegments, RequestLog, RequestStatus, Timeline, Workload
 
-__all__ = ["Outcome", "to_log"]
+__all__ = ["Outcome", "gaps_of", "to_log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +126,13 @@ def to_log(workload: Workload, outcome: Outcome) -> RequestLog:
         num_preemptions=counts(outcome.outputs.preemptions),
         replica=counts(outcome.replica_of, -1),
         status=status,
-        itl=_gaps(outcome.recorder),
+        itl=gaps_of(outcome.recorder),
         timeline=_timeline(outcome),
     )
 
 
-def _gaps(recorder: layout.Recorder) -> ItlSegments | None:
+def gaps_of(recorder: layout.Recorder) -> ItlSegments | None:
+    """Gaps between tokens that were recorded; None when none were to be."""
     if recorder.gaps.shape[1] == 0:
         return None
     rows = np.concatenate([recorder.gaps[i, : recorder.counts[i, 0]] for i in range(len(recorder.gaps))])

@@ -13,12 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from servewise.types import (
+    Autoscaling,
     Budget,
     CandidateStatus,
     Caveat,
     Effort,
     EngineName,
     EngineParams,
+    Failure,
     GpuSpec,
     KvPrecision,
     LoadPoint,
@@ -297,6 +299,8 @@ class PlanDocument(_Document):
     wall_s: float
     complete: bool
     explanation: ExplanationDocument | None = None
+    failure: Failure | None = None
+    autoscaling: Autoscaling | None = None
 
 
 def plan_json_schema() -> dict[str, Any]:

@@ -167,6 +167,8 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         wall_s=plan.wall_s,
         complete=plan.complete,
         explanation=why,
+        failure=plan.failure,
+        autoscaling=plan.autoscaling,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -214,6 +216,8 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         wall_s=parsed.wall_s,
         complete=parsed.complete,
         explanation=None if parsed.explanation is None else explanation_of(parsed.explanation, parsed.provenance),
+        failure=parsed.failure,
+        autoscaling=parsed.autoscaling,
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta

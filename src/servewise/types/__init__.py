@@ -27,6 +27,7 @@ from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanati
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
+from servewise.types.operation import Autoscaling, Failure, Outage
 from servewise.types.perf import MemoryReport, StepModel, StepTable
 from servewise.types.plan import (
     Budget,
@@ -50,6 +51,7 @@ __all__ = [
     "VERY_LIKELY_FRAC",
     "Assurance",
     "AttentionKind",
+    "Autoscaling",
     "Breakdown",
     "Budget",
     "Candidate",
@@ -65,6 +67,7 @@ __all__ = [
     "EngineParams",
     "Estimate",
     "Explanation",
+    "Failure",
     "GpuOffer",
     "GpuSpec",
     "Interval",
@@ -80,6 +83,7 @@ __all__ = [
     "Metric",
     "ModelSpec",
     "MoeSpec",
+    "Outage",
     "Parallelism",
     "Part",
     "PercentileLimit",

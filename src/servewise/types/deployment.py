@@ -27,7 +27,8 @@ __all__ = [
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 KvPrecision = Literal["bf16", "fp8"]
-Router = Literal["round_robin", "least_requests", "prefix_aware"]
+Router = Literal["round_robin", "least_requests", "prefix_aware", "session_sticky"]
+"""``session_sticky`` sends a conversation to the replica that had its last turn, a new one to the least loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
