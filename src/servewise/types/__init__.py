@@ -10,6 +10,7 @@ from servewise.types.assurance import (
     Verdict,
 )
 from servewise.types.deployment import (
+    BaselineParams,
     CudagraphMode,
     Deployment,
     EngineName,
@@ -49,6 +50,7 @@ __all__ = [
     "LIKELY_FRAC",
     "VERY_LIKELY_FRAC",
     "Assurance",
+    "BaselineParams",
     "AttentionKind",
     "Breakdown",
     "Budget",
