@@ -146,6 +146,6 @@ def validate(deployment: Deployment) -> None:
         raise InputError(f"max_wait_s is {params.max_wait_s}; it must be 0 or more and finite")
     if (params.chunk_size > 0) != (deployment.engine == "sarathi"):
         raise InputError(
-            f"chunk_size is {params.chunk_size} for {deployment.engine!r}; it must be positive for 'sarathi', and 0 for "
-            "'static' and 'orca', which compute prompts whole"
+            f"chunk_size is {params.chunk_size} for {deployment.engine!r}; it must be positive for 'sarathi', and 0 "
+            "for 'static' and 'orca', which compute prompts whole"
         )

@@ -23,7 +23,7 @@ def baseline_parts(deployment: Deployment) -> MemoryParts:
     assert isinstance(params, BaselineParams)  # noqa: S101 (the caller matched it)
     parts = vllm_parts(baselines.as_vllm(deployment, params.chunk_size or params.max_seq_len))
     origin = baselines.provenance()
-    return replace(parts, provenance={name: origin for name in parts.provenance})
+    return replace(parts, provenance=dict.fromkeys(parts.provenance, origin))
 
 
 def timed_as(deployment: Deployment) -> Deployment:

@@ -101,7 +101,7 @@ def baseline_warnings(deployment: Deployment) -> tuple[str, ...]:
     """That the step times of a textbook baseline are another engine's."""
     if not baselines.is_baseline(deployment):
         return ()
-    return (f"unvalidated: {deployment.engine} is no engine that runs; {baselines.provenance().source}",)
+    return (f"unvalidated: nobody runs the textbook baselines; {baselines.provenance().source}",)
 
 
 def explain(

@@ -2,6 +2,7 @@
 
 from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
+from servewise.sim.memory_use import memory_use
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed
 from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
@@ -11,6 +12,7 @@ __all__ = [
     "Outcome",
     "Packed",
     "is_compiled",
+    "memory_use",
     "pack_requests",
     "run",
     "simulate",

@@ -9,6 +9,7 @@ from servewise.types.assurance import (
     SafetyMargin,
     Verdict,
 )
+from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
     BaselineParams,
     CudagraphMode,
@@ -50,8 +51,8 @@ __all__ = [
     "LIKELY_FRAC",
     "VERY_LIKELY_FRAC",
     "Assurance",
-    "BaselineParams",
     "AttentionKind",
+    "BaselineParams",
     "Breakdown",
     "Budget",
     "Candidate",
@@ -59,6 +60,7 @@ __all__ = [
     "Candidates",
     "Caveat",
     "CaveatKind",
+    "Comparison",
     "Cost",
     "CudagraphMode",
     "Deployment",
@@ -79,6 +81,7 @@ __all__ = [
     "MeanEstimate",
     "MeasuredRuns",
     "MemoryReport",
+    "MemoryUse",
     "Metric",
     "ModelSpec",
     "MoeSpec",
@@ -100,6 +103,7 @@ __all__ = [
     "SglangParams",
     "StepModel",
     "StepTable",
+    "StrategyResult",
     "Summary",
     "Timeline",
     "TrtllmParams",

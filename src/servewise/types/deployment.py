@@ -216,7 +216,9 @@ class Deployment:
         match self.params:
             case VllmParams(max_num_seqs=rows) | SglangParams(max_running_requests=rows):
                 return rows
-            case TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows) | BaselineParams(max_batch_size=rows):
+            case (
+                TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows) | BaselineParams(max_batch_size=rows)
+            ):
                 return rows
 
     @property
@@ -234,7 +236,9 @@ class Deployment:
     def max_request_tokens(self) -> int:
         """Longest prompt and answer together [tokens]."""
         match self.params:
-            case VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens) | BaselineParams(max_seq_len=tokens):
+            case (
+                VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens) | BaselineParams(max_seq_len=tokens)
+            ):
                 return tokens
             case SglangParams(context_length=tokens):
                 return tokens
