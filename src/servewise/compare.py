@@ -183,7 +183,7 @@ def run_strategy(name: str, deployment: Deployment, search: Search) -> StrategyR
         unable,
         memory=report,
         summary=summarize(to_log(search.workload, outcome), search.promise, with_intervals=False),
-        memory_use=memory_use(outcome, deployment, report),
+        memory_use=memory_use(search.workload, outcome, deployment, report),
         peak_running=outcome.peak_running,
         held_back_by=tuple(what for what, is_bound in bound if is_bound),
     )

@@ -23,6 +23,7 @@ from servewise.types import (
     SglangParams,
     TrtllmParams,
     VllmParams,
+    Workload,
 )
 
 __all__ = ["Held", "held", "integrals", "memory_use", "peaks"]
@@ -60,8 +61,8 @@ class Held:
     block_size_tokens: int
 
 
-def memory_use(outcome: Outcome, deployment: Deployment, memory: MemoryReport) -> MemoryUse:
-    """Integrals and peaks of what was set aside and used in a finished simulation.
+def memory_use(workload: Workload, outcome: Outcome, deployment: Deployment, memory: MemoryReport) -> MemoryUse:
+    """Integrals and peaks of what was set aside and used in a finished simulation, and what the prefix cache saved.
 
     Raises
     ------
@@ -71,9 +72,7 @@ def memory_use(outcome: Outcome, deployment: Deployment, memory: MemoryReport) -
     requests = held(outcome, deployment)
     reserved, used = integrals(requests)
     peak_reserved, peak_unused = peaks(requests)
-    cached = outcome.outputs.cached
-    known = bool(len(cached)) and int(cached.min()) >= 0
-    saved = int(cached.sum()) if known else None
+    saved = _saved_tokens(workload, outcome, deployment)
     start_s = float(outcome.packed.requests.arrival.min(initial=np.inf))
     return MemoryUse(
         capacity_tokens=memory.kv_capacity_tokens * deployment.num_replicas,
@@ -87,6 +86,17 @@ def memory_use(outcome: Outcome, deployment: Deployment, memory: MemoryReport) -
         if saved is None
         else saved * memory.kv_bytes_per_token * deployment.parallelism.num_gpus,
     )
+
+
+def _saved_tokens(workload: Workload, outcome: Outcome, deployment: Deployment) -> int | None:
+    """Prompt tokens that came from the prefix cache at first admissions; None when unknown, 0 without a cache."""
+    match deployment.params:
+        case BaselineParams() | VllmParams(enable_prefix_caching=False):
+            return 0
+    cached = outcome.outputs.cached
+    if workload.prefix is None or int(cached.min(initial=0)) < 0:
+        return None
+    return int(cached.sum())
 
 
 def held(outcome: Outcome, deployment: Deployment) -> Held:
@@ -181,10 +191,15 @@ def peaks(requests: Held) -> tuple[float, float]:
         return np.cumsum(np.concatenate([at_first, at_last, later])[order])
 
     none, unchanged = np.zeros_like(first), np.zeros_like(when)
-    used = running_sum(at_zero, -at_zero, unchanged) + times * running_sum(slope, -slope, unchanged)
-    set_aside = used if by_token else running_sum(none, none, more)
-    after = np.append(times[1:] != times[:-1], np.ones(min(len(times), 1), bool))
-    return float(set_aside[after].max(initial=0.0)), float((set_aside - used)[after].max(initial=0.0))
+    base, rate = running_sum(at_zero, -at_zero, unchanged), running_sum(slope, -slope, unchanged)
+    moves = times[1:] != times[:-1]
+    if by_token:  # as much as is used, and most just before somebody leaves
+        before = (base[:-1] + times[1:] * rate[:-1])[moves]
+        return float(before.max(initial=0.0)), 0.0
+    after = np.append(moves, np.ones(min(len(times), 1), bool))
+    set_aside = running_sum(none, none, more)[after]
+    empty = set_aside - base[after] - times[after] * rate[after]
+    return float(set_aside.max(initial=0.0)), float(empty.max(initial=0.0))
 
 
 def _growth(requests: Held) -> tuple[Floats, Floats]:
