@@ -34,7 +34,8 @@ def comparison_terminal(comparison: Comparison) -> RenderableType:
     ]
     able = [result for result in comparison.results if result.summary is not None]
     parts: list[RenderableType] = [line(f"{comparison.name}: strategies on one replica", "bold"), facts(rows)]
-    parts += [heading("Speed"), _speed(able, comparison), heading("KV cache"), _memory(able)]
+    if able:
+        parts += [heading("Speed"), _speed(able, comparison), heading("KV cache"), _memory(able)]
     unable = [result for result in comparison.results if result.summary is None]
     if unable:
         parts.append(heading("Could not run"))
