@@ -73,6 +73,12 @@ def test_one_replica_on_any_case(case: BaselineCase, fast_forward: bool) -> None
     assert_open_agrees(case, fast_forward=fast_forward)
 
 
+@pytest.mark.parametrize("router", ROUTERS)
+def test_fleets(router: Router) -> None:
+    for seed in range(150):
+        assert_open_agrees(seeded_baseline_case(seed), num_replicas=1 + seed % 3, router=router)
+
+
 @some
 @given(case=baseline_cases(), num_replicas=st.integers(1, 4), router=st.sampled_from(ROUTERS), windows=st.booleans())
 def test_fleets_on_any_case(case: BaselineCase, num_replicas: int, router: Router, windows: bool) -> None:
@@ -116,10 +122,10 @@ def test_gaps_between_tokens(case: BaselineCase, fast_forward: bool) -> None:
 
 
 @some
-@given(case=baseline_cases())
-def test_samples_count_the_requests_in_the_engine(case: BaselineCase) -> None:
+@given(case=baseline_cases(), router=st.sampled_from(ROUTERS))
+def test_samples_count_the_requests_in_the_engine(case: BaselineCase, router: Router) -> None:
     times = dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
-    outcome = run_open(dataclasses.replace(case, times=times), num_samples=50)
+    outcome = run_open(dataclasses.replace(case, times=times), router=router, num_samples=50)
     samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
     assert len(samples) > 0
     arrival, last = outcome.packed.requests.arrival, outcome.outputs.last

@@ -60,6 +60,18 @@ def test_the_waste_of_static_batching() -> None:
     assert (found.prefix_tokens_saved, found.prefix_bytes_saved) == (0, 0.0)
 
 
+def test_batches_of_two_replicas_are_two() -> None:
+    # A: P2 O2 and B: P2 O4 have their first tokens at 1, on replicas of their own: slots of 8 for 1 s and for 3 s.
+    requests = (req(A, 0.0, 2, 2), req(B, 0.0, 2, 4))
+    knobs = Params(engine="static", max_batch_size=4, max_seq_len=8, num_kv_blocks=4, block_size_tokens=4)
+    case = BaselineCase(requests=requests, params=knobs, times=unit_table(*table_size(knobs)))
+    outcome = baselines_agree.run_open(case, num_replicas=2)
+    deployment = baselines_agree.deployment_of(case, num_replicas=2)
+    found = memory_use(baselines_agree.workload_of(case), outcome, deployment, baselines_agree.memory_of(case))
+    assert (found.reserved_token_s, found.used_token_s) == pytest.approx((8.0 * 4, 3.0 + 3.0 + 4.0 + 5.0))
+    assert found.capacity_tokens == 2 * 16
+
+
 def test_the_waste_of_orcas_slots() -> None:
     # Slots of 8. A: P3 O3 from 1 to 3, used 4, then 5. B: P6 O2 from 2 to 3, used 7. C: P1 O1 has one token.
     # Set aside 8 * 2 + 8 * 1 = 24, used 4 + 5 + 7 = 16. Most is set aside from 2 on: 16. Tokens grow linearly for the
