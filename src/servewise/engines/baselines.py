@@ -54,9 +54,9 @@ def default_params(engine: BaselineName, gpu: GpuSpec, model: ModelSpec) -> Base
 
     Sources
     -------
-    microsoft/sarathi-serve, ``sarathi/config/config.py``@13f16cf (read 2026-11-29). Its share of the memory is 0.8;
+    microsoft/sarathi-serve, ``sarathi/config/config.py``@13f16cf (read 2026-11-30). Its share of the memory is 0.8;
     assumed: vLLM's, so that no strategy gets more than another. ``max_wait_s``: Triton's dynamic batcher does not delay
-    requests by default (docs.nvidia.com, Triton user guide, "Batchers", read 2026-11-29).
+    requests by default (docs.nvidia.com, Triton user guide, "Batchers", read 2026-11-30).
     """
     usual = vllm.default_params(vllm.default_version(), gpu, model)
     return BaselineParams(
