@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from servewise.engines import sglang, trtllm, vllm
-from servewise.types import Deployment, LlamacppParams, SglangParams, TrtllmParams, VllmParams
+from servewise.engines import baselines, sglang, trtllm, vllm
+from servewise.types import BaselineParams, Deployment, LlamacppParams, SglangParams, TrtllmParams, VllmParams
 
 __all__ = ["capture_sizes", "pads_to_captured_sizes", "replays_graphs_with_prompts"]
 
@@ -20,6 +20,8 @@ def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
             return sglang.capture_sizes(params)
         case TrtllmParams() as params:
             return trtllm.capture_sizes(params)
+        case BaselineParams():
+            return capture_sizes(baselines.as_vllm(deployment, 1))
         case LlamacppParams():
             return ()
 
@@ -27,7 +29,7 @@ def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
 def pads_to_captured_sizes(deployment: Deployment) -> bool:
     """Whether a batch is padded to the next captured size; if not, only the exact sizes use a graph."""
     match deployment.params:
-        case VllmParams() | SglangParams():
+        case VllmParams() | SglangParams() | BaselineParams():
             return True
         case TrtllmParams(cuda_graph_padding=padding):
             return padding
@@ -44,5 +46,7 @@ def replays_graphs_with_prompts(deployment: Deployment) -> bool:
     match deployment.params:
         case VllmParams(cudagraph_mode=mode):
             return mode in ("FULL_AND_PIECEWISE", "PIECEWISE")
+        case BaselineParams():
+            return True
         case _:
             return False

@@ -27,6 +27,7 @@ from servewise.perf.layout import (
     local_heads,
     require_supported,
 )
+from servewise.perf.memory_baselines import timed_as
 from servewise.perf.operators import Attention, Operators, PrefillAttention, Tables
 from servewise.perf.overheads import Overheads, assumed, overheads_of
 from servewise.types import Deployment, VllmParams
@@ -111,6 +112,7 @@ class StepFormula:
 
     def __init__(self, deployment: Deployment, overheads: Overheads | None = None) -> None:
         require_supported(deployment)
+        deployment = timed_as(deployment)
         model, tp = deployment.model, deployment.parallelism.tensor_parallel_size
         weights = deployment.precision.weights
         self.deployment = deployment

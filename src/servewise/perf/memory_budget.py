@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from servewise.engines import llamacpp, sglang, trtllm, vllm
+from servewise.engines import baselines, llamacpp, sglang, trtllm, vllm
 from servewise.perf.layout import require_supported
+from servewise.perf.memory_baselines import baseline_parts
 from servewise.perf.memory_engines import llamacpp_parts, sglang_cell_bytes, sglang_parts, trtllm_parts
 from servewise.perf.memory_kv import kv_layout, longest_request
 from servewise.perf.memory_parts import MemoryParts
 from servewise.perf.memory_vllm import vllm_parts
 from servewise.types import (
+    BaselineParams,
     Deployment,
     EngineParams,
     LlamacppParams,
@@ -26,8 +28,8 @@ __all__ = ["largest_model_len", "memory"]
 
 REFERENCE_CONTEXT_TOKENS = 4096
 """Context at which sliding-window models' bytes per token are stated when the caller names none."""
-LENGTH_NAMES = {"vllm": "max_model_len", "sglang": "context_length", "tensorrt-llm": "max_seq_len"}
-"""The parameter that bounds a request, by engine."""
+LENGTH_NAMES = {"vllm": "max_model_len", "sglang": "context_length"}
+"""The parameter that bounds a request, by engine; ``max_seq_len`` in all others."""
 
 
 def parts_of(deployment: Deployment) -> MemoryParts:
@@ -41,6 +43,8 @@ def parts_of(deployment: Deployment) -> MemoryParts:
             return trtllm_parts(deployment, params)
         case LlamacppParams() as params:
             return llamacpp_parts(deployment, params)
+        case BaselineParams():
+            return baseline_parts(deployment)
 
 
 def validate(deployment: Deployment) -> None:
@@ -55,6 +59,8 @@ def validate(deployment: Deployment) -> None:
             trtllm.validate(params, deployment.model)
         case LlamacppParams() as params:
             llamacpp.validate(params, deployment.model)
+        case BaselineParams():
+            baselines.validate(deployment)
 
 
 def defaults_provenance(deployment: Deployment) -> Provenance:
@@ -68,6 +74,8 @@ def defaults_provenance(deployment: Deployment) -> Provenance:
             return trtllm.provenance(deployment.engine_version)
         case "llama.cpp":
             return llamacpp.provenance(deployment.engine_version)
+        case "static" | "orca" | "sarathi":
+            return baselines.provenance()
 
 
 def provenance_of(deployment: Deployment, parts: MemoryParts) -> dict[str, Provenance]:
@@ -174,7 +182,7 @@ def refusal(deployment: Deployment, report: MemoryReport) -> str:
         return ""
     longest = longest_of(deployment, report)
     if longest < deployment.max_request_tokens:
-        name = LENGTH_NAMES[deployment.engine]
+        name = LENGTH_NAMES.get(deployment.engine, "max_seq_len")
         return (
             f"one request of {name} {deployment.max_request_tokens} tokens > {longest} tokens of KV "
             f"cache {where}; lower {name}"
@@ -197,7 +205,7 @@ def with_longest(params: EngineParams, tokens: int) -> EngineParams:
             return replace(params, max_model_len=tokens)
         case SglangParams():
             return replace(params, context_length=tokens)
-        case TrtllmParams():
+        case TrtllmParams() | BaselineParams():
             return replace(params, max_seq_len=tokens)
         case LlamacppParams():
             return replace(params, ctx_size=tokens * (1 if params.kv_unified else params.parallel))

@@ -4,6 +4,7 @@ from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
 from servewise.sim.cluster import ClusterRun, Life, simulate_cluster
 from servewise.sim.drivers import caches_prefixes
+from servewise.sim.memory_use import memory_use
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed
 from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
@@ -16,6 +17,7 @@ __all__ = [
     "Packed",
     "caches_prefixes",
     "is_compiled",
+    "memory_use",
     "pack_requests",
     "run",
     "simulate",

@@ -9,7 +9,9 @@ from servewise.types.assurance import (
     SafetyMargin,
     Verdict,
 )
+from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
+    BaselineParams,
     CudagraphMode,
     Deployment,
     EngineName,
@@ -52,6 +54,7 @@ __all__ = [
     "Assurance",
     "AttentionKind",
     "Autoscaling",
+    "BaselineParams",
     "Breakdown",
     "Budget",
     "Candidate",
@@ -59,6 +62,7 @@ __all__ = [
     "Candidates",
     "Caveat",
     "CaveatKind",
+    "Comparison",
     "Cost",
     "CudagraphMode",
     "Deployment",
@@ -80,6 +84,7 @@ __all__ = [
     "MeanEstimate",
     "MeasuredRuns",
     "MemoryReport",
+    "MemoryUse",
     "Metric",
     "ModelSpec",
     "MoeSpec",
@@ -102,6 +107,7 @@ __all__ = [
     "SglangParams",
     "StepModel",
     "StepTable",
+    "StrategyResult",
     "Summary",
     "Timeline",
     "TrtllmParams",

@@ -10,6 +10,7 @@ from servewise.types.hardware import GpuSpec
 from servewise.types.model import ModelSpec, WeightPrecision
 
 __all__ = [
+    "BaselineParams",
     "CudagraphMode",
     "Deployment",
     "EngineName",
@@ -25,7 +26,8 @@ __all__ = [
 ]
 
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "static", "orca", "sarathi"]
+"""The last three are the textbook baselines of docs/baseline-schedulers.md."""
 KvPrecision = Literal["bf16", "fp8"]
 Router = Literal["round_robin", "least_requests", "prefix_aware", "session_sticky"]
 """``session_sticky`` sends a conversation to the replica that had its last turn, a new one to the least loaded."""
@@ -127,7 +129,39 @@ class LlamacppParams:
     kv_unified: bool
 
 
-EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineParams:
+    """Knobs of the textbook baselines ``static``, ``orca`` and ``sarathi``.
+
+    Parameters
+    ----------
+    max_batch_size : int
+        Requests that run at once.
+    max_seq_len : int [tokens]
+        Longest prompt and answer together; what ``static`` and ``orca`` set aside for every request.
+    memory_utilization : float
+        Share of the GPU's memory.
+    block_size_tokens : int
+    chunk_size : int [tokens]
+        Tokens of a step of ``sarathi``; 0 (``static``, ``orca``) computes prompts whole, however many.
+    max_wait_s : float [s]
+        How long the first request of a ``static`` batch waits for more.
+    """
+
+    max_batch_size: int
+    max_seq_len: int
+    memory_utilization: float
+    block_size_tokens: int
+    chunk_size: int = 0
+    max_wait_s: float = 0.0
+
+    @property
+    def blocks_of_slot(self) -> int:
+        """Blocks of ``max_seq_len`` tokens: what contiguous allocation sets aside for a request."""
+        return -(-self.max_seq_len // self.block_size_tokens)
+
+
+EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams | BaselineParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +217,9 @@ class Deployment:
         match self.params:
             case VllmParams(max_num_seqs=rows) | SglangParams(max_running_requests=rows):
                 return rows
-            case TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows):
+            case (
+                TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows) | BaselineParams(max_batch_size=rows)
+            ):
                 return rows
 
     @property
@@ -196,12 +232,16 @@ class Deployment:
                 return chunk if chunk > 0 else tokens
             case LlamacppParams(batch_size=tokens):
                 return tokens
+            case BaselineParams(chunk_size=chunk, max_batch_size=rows, max_seq_len=longest):
+                return chunk or rows * longest
 
     @property
     def max_request_tokens(self) -> int:
         """Longest prompt and answer together [tokens]."""
         match self.params:
-            case VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens):
+            case (
+                VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens) | BaselineParams(max_seq_len=tokens)
+            ):
                 return tokens
             case SglangParams(context_length=tokens):
                 return tokens
@@ -214,7 +254,7 @@ class Deployment:
         match self.params:
             case VllmParams(block_size_tokens=tokens) | SglangParams(page_size=tokens):
                 return tokens
-            case TrtllmParams(tokens_per_block=tokens):
+            case TrtllmParams(tokens_per_block=tokens) | BaselineParams(block_size_tokens=tokens):
                 return tokens
             case LlamacppParams():
                 return 1

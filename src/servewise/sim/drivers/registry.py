@@ -6,13 +6,19 @@ from collections.abc import Mapping
 
 from servewise.errors import InputError
 from servewise.sim.drivers.base import SimDriver
+from servewise.sim.drivers.baselines import Baseline
 from servewise.sim.drivers.reserving import Sglang, Trtllm
 from servewise.sim.drivers.vllm import Vllm
-from servewise.types import Deployment, SglangParams, TrtllmParams, VllmParams
+from servewise.types import BaselineParams, Deployment, SglangParams, TrtllmParams, VllmParams
 
 __all__ = ["caches_prefixes", "driver_of"]
 
-DRIVERS: Mapping[type, SimDriver] = {VllmParams: Vllm(), SglangParams: Sglang(), TrtllmParams: Trtllm()}
+DRIVERS: Mapping[type, SimDriver] = {
+    VllmParams: Vllm(),
+    SglangParams: Sglang(),
+    TrtllmParams: Trtllm(),
+    BaselineParams: Baseline(),
+}
 
 
 def driver_of(deployment: Deployment) -> SimDriver:
@@ -26,7 +32,8 @@ def driver_of(deployment: Deployment) -> SimDriver:
     found = DRIVERS.get(type(deployment.params))
     if found is None:
         raise InputError(
-            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm"
+            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm, static, "
+            "orca, sarathi"
         )
     return found
 
