@@ -285,6 +285,13 @@ def launch(deployment: Deployment) -> Launch:
     args = ["vllm", "serve", checked_name(model.name, "vllm serve")]
     if deployment.parallelism.tensor_parallel_size > 1:
         args += ["--tensor-parallel-size", str(deployment.parallelism.tensor_parallel_size)]
+    spread = deployment.parallelism
+    if spread.pipeline_parallel_size > 1:
+        args += ["--pipeline-parallel-size", str(spread.pipeline_parallel_size)]
+    if spread.data_parallel_size > 1:
+        args += ["--data-parallel-size", str(spread.data_parallel_size)]
+    if spread.expert_parallel_size > 1:
+        args.append("--enable-expert-parallel")
     args += ["--max-num-seqs", str(params.max_num_seqs)]
     args += ["--max-num-batched-tokens", str(params.max_num_batched_tokens)]
     args += ["--max-model-len", str(params.max_model_len)]

@@ -12,12 +12,12 @@ import numpy as np
 from servewise.cost import cost, fleet_nodes
 from servewise.engines import capture_sizes
 from servewise.perf import step_model
-from servewise.search.bounds import Bounds, bounds, stop_rule
+from servewise.search.bounds import Bounds, bounds, idle_ranks, stop_rule
 from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, summary_of, try_fleet
 from servewise.search.limits import broken_reason, replicas
 from servewise.search.settings import schedule_key
 from servewise.search.shapes import Shape
-from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, pack_requests
+from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests
 from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel, StepTable
 
 __all__ = ["Family", "Point", "Result", "families", "least_cost", "least_hopeless", "search_family"]
@@ -107,10 +107,11 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
         if captured not in limits:  # bounds of the largest settings hold for all
             limits[captured] = bounds(
                 packs[key],
-                model.table,
+                idle_ranks(model.table, num_ranks(deployment)),
                 search.promise,
                 rule,
                 knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
+                num_ranks=deployment.parallelism.data_parallel_size,
             )
         family.bounds.append(limits[captured])
     return family

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servewise.catalog import supported_precisions
-from servewise.engines import vllm
 from servewise.perf import memory
 from servewise.search.settings import settings
+from servewise.search.spreads import spreads
 from servewise.types import (
     Deployment,
     GpuSpec,
     MemoryReport,
     ModelSpec,
-    Parallelism,
     PrecisionChoice,
     Search,
 )
@@ -60,8 +59,7 @@ def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
                 for engine, version in search.engines:
                     if choice.precision not in supported_precisions(gpu, engine):
                         continue
-                    for size in vllm.supported_tensor_parallel_sizes(model, gpu, choice.precision.weights):
-                        spread = Parallelism(tensor_parallel_size=size)
+                    for spread in spreads(engine, model, gpu, choice.precision.weights):
                         for params in settings(engine, version, gpu, model, spread, context_tokens):
                             deployment = Deployment(
                                 model=model,

@@ -22,7 +22,7 @@ from servewise.sim.drivers import driver_of, routes_by_kv_use
 from servewise.sim.outcome import gaps_of
 from servewise.sim.pack import pack_times, select_prefix
 from servewise.sim.run import pack_requests
-from servewise.sim.task import ROUTERS, Arrays, Task, completed, num_ranks
+from servewise.sim.task import ROUTERS, Arrays, Task, completed, num_engines, num_ranks
 from servewise.types import Deployment, MemoryReport, RequestLog, RequestStatus, StepModel, Workload
 
 __all__ = ["ClusterRun", "Life", "simulate_cluster"]
@@ -107,6 +107,8 @@ def simulate_cluster(
     if not lives or any(not life.ready_s < life.until_s for life in lives):
         raise InputError("a cluster needs replicas, each of which is ready before it ends")
     fleet = replace(deployment, num_replicas=len(lives))
+    engines = num_engines(deployment)
+    slots = [life for life in lives for _ in range(engines)]
     ranks = num_ranks(fleet)
     check(fleet, step_model, memory, num_rows=fleet.max_rows, num_ranks=ranks)
     arrival_s = workload.arrival_s
@@ -125,6 +127,7 @@ def simulate_cluster(
             record_itl=record_itl,
             num_samples=0,
             sample_every_s=1.0,
+            num_slots=len(slots),
             ranks=ranks,
             kv_aware=routes_by_kv_use(fleet),
             starts_and_ends=True,
@@ -133,7 +136,7 @@ def simulate_cluster(
 
         def attempt(task: Task, state: Arrays, failures: dict[int, NDArray[np.int64]] = failures) -> int:
             failures.clear()
-            return _live(task, state, lives, attempts.lost, failures)
+            return _live(task, state, slots, attempts.lost, failures)
 
         end = completed(task, attempt, knows_prefix=workload.prefix is not None)
         new = [i for i in failures if i not in attempts.lost]
@@ -144,7 +147,7 @@ def simulate_cluster(
         accepted = np.arange(sent.num_requests) if packed.accepted is None else packed.accepted
         for i in new:
             attempts.lost[i] = attempts.request[accepted[failures[i]]]
-            entry_s = _next_up(lives, np.full(len(failures[i]), lives[i].until_s))
+            entry_s = _next_up(lives, np.full(len(failures[i]), slots[i].until_s))
             attempts.request = np.concatenate((attempts.request, attempts.lost[i]))
             attempts.entry_s = np.concatenate((attempts.entry_s, entry_s))
         order = np.argsort(attempts.entry_s, kind="stable")
@@ -242,14 +245,15 @@ def _cluster_run(workload: Workload, lives: Sequence[Life], attempts: _Attempts,
     cached = np.full(n, -1, np.int64)
     if workload.prefix is not None:
         cached[request] = end.outputs.cached
+    served_by = end.routing.replica_of // num_engines(task.deployment)
     preemptions, replica = np.zeros(n, np.int64), np.full(n, -1, np.int64)
-    preemptions[request], replica[request] = end.outputs.preemptions, end.routing.replica_of
+    preemptions[request], replica[request] = end.outputs.preemptions, served_by
     retries = np.zeros(n, np.int64)
     for lost in attempts.lost.values():
         retries[lost] += 1
     busy_until_s = np.array([life.ready_s for life in lives])
     served = ~np.isnan(end.outputs.last)
-    np.maximum.at(busy_until_s, end.routing.replica_of[served], end.outputs.last[served])
+    np.maximum.at(busy_until_s, served_by[served], end.outputs.last[served])
     failed = np.array([life.ends == "failure" and math.isfinite(life.until_s) for life in lives])
     busy_until_s[failed] = [life.until_s for life in lives if life.ends == "failure" and math.isfinite(life.until_s)]
     return ClusterRun(

@@ -12,7 +12,7 @@ from servewise.sim.check import check
 from servewise.sim.drivers import driver_of, routes_by_kv_use
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed, pack_accepted, pack_times
-from servewise.sim.task import ROUTERS, Arrays, Task, completed, num_ranks
+from servewise.sim.task import ROUTERS, Arrays, Task, completed, num_engines, num_ranks
 from servewise.types import Deployment, MemoryReport, Promise, RequestLog, StepModel, StepTable, Workload
 
 __all__ = ["pack_requests", "run", "simulate", "simulate_closed_loop"]
@@ -84,6 +84,7 @@ def simulate(
         record_itl=record_itl,
         num_samples=num_samples,
         sample_every_s=max(workload.span_s, 1.0) / max(num_samples, 1),
+        num_slots=deployment.num_replicas * num_engines(deployment),
         ranks=ranks,
         kv_aware=routes_by_kv_use(deployment),
     )
@@ -193,14 +194,17 @@ def _whole_run(task: Task, state: Arrays) -> int:
 def _outcome(task: Task, *, knows_prefix: bool) -> Outcome:
     """Run a task and unpack its end."""
     end = completed(task, _whole_run, knows_prefix=knows_prefix)
-    replicas = end.driver.replicas if isinstance(end.driver, layout.Ranks) else end.fleet
+    group = end.driver if isinstance(end.driver, layout.Ranks) else None
+    replicas = end.fleet if group is None else group.replicas
+    sent_to = end.routing.replica_of
     num_bad = int(replicas.ints[:, layout.NUM_BAD].sum())
     return Outcome(
         broken=num_bad > task.limits.max_bad,
         num_bad=num_bad + task.packed.num_rejected,
         packed=replace(task.packed, requests=end.requests),
         outputs=end.outputs,
-        replica_of=end.routing.replica_of,
+        replica_of=np.asarray(sent_to // num_engines(task.deployment), np.int32),
+        scheduler_of=sent_to * group.size + group.rank_of if group is not None else sent_to,
         counters=replicas.ints,
         times=replicas.floats,
         recorder=end.recorder,

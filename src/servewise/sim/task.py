@@ -23,7 +23,7 @@ from servewise.sim.drivers import driver_of
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, MemoryReport, VllmParams
 
-__all__ = ["ROUTERS", "Arrays", "Task", "arrays", "completed", "num_ranks"]
+__all__ = ["ROUTERS", "Arrays", "Task", "arrays", "completed", "num_engines", "num_ranks"]
 
 ROUTERS = {
     "round_robin": ROUND_ROBIN,
@@ -35,9 +35,11 @@ ROUTERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The kernel's input; ``concurrency`` is 0 in an open loop. With ``starts_and_ends`` replicas come and go.
+    """The kernel's input.
 
-    ``ranks`` of every replica are in lock step; ``kv_aware`` is the form of the score by which a replica chooses one.
+    ``num_slots`` schedulers are behind the router; ``concurrency`` is 0 in an open loop. With ``starts_and_ends``
+    replicas come and go. ``ranks`` of every replica are in lock step; ``kv_aware`` is the form of the score by which a
+    replica chooses one.
     """
 
     packed: Packed
@@ -50,6 +52,7 @@ class Task:
     record_itl: bool
     num_samples: int
     sample_every_s: float
+    num_slots: int = 1
     concurrency: int = 0
     ranks: int = 1
     kv_aware: bool = False
@@ -74,6 +77,14 @@ def num_ranks(deployment: Deployment) -> int:
     return deployment.parallelism.data_parallel_size if isinstance(deployment.params, VllmParams) else 1
 
 
+def num_engines(deployment: Deployment) -> int:
+    """Schedulers of a replica that are simulated on their own: the data parallel ranks of engines other than vLLM.
+
+    The router sends to ranks then, and each runs as if the others had as much to do.
+    """
+    return deployment.parallelism.data_parallel_size // num_ranks(deployment)
+
+
 def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays:
     """The kernel's arrays before anything has happened, with buffers of the given sizes.
 
@@ -85,7 +96,7 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
     num_gaps, num_rows : int
         Gaps between tokens and samples of its state to record of each replica.
     """
-    packed, engine, num_replicas = task.packed, task.engine, task.deployment.num_replicas
+    packed, engine, num_replicas = task.packed, task.engine, task.num_slots
     num_requests = len(packed.requests.arrival)
     by_turns = task.router == ROUND_ROBIN and not task.starts_and_ends
     room = -(-num_requests // num_replicas) if by_turns else num_requests
@@ -121,7 +132,7 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
 
 
 def _routing(task: Task, num_requests: int) -> Routing:
-    packed, num_replicas = task.packed, task.deployment.num_replicas
+    packed, num_replicas = task.packed, task.num_slots
     session = packed.session
     if task.router == SESSION_STICKY and session is None:
         raise InputError(
@@ -178,7 +189,7 @@ def _until_it_fits(task: Task, attempt: Callable[[Task, Arrays], int]) -> tuple[
     packed = task.packed
     busiest = np.sort(np.diff(packed.node_offsets))[-task.engine.max_num_seqs :]
     num_entries = 2 * int(busiest.sum()) + 16 * task.engine.max_num_seqs
-    num_gaps = 8 * (len(packed.requests.arrival) // task.deployment.num_replicas + 64) if task.record_itl else 0
+    num_gaps = 8 * (len(packed.requests.arrival) // task.num_slots + 64) if task.record_itl else 0
     num_rows = 3 * task.num_samples  # of the timeline, which goes on after the last arrival
     while True:
         state = arrays(task, num_entries, num_gaps, num_rows)
