@@ -10,6 +10,7 @@ from servewise.types.assurance import (
     Verdict,
 )
 from servewise.types.deployment import (
+    CapacitySchedulerPolicy,
     CudagraphMode,
     Deployment,
     EngineName,
@@ -55,6 +56,7 @@ __all__ = [
     "Candidate",
     "CandidateStatus",
     "Candidates",
+    "CapacitySchedulerPolicy",
     "Caveat",
     "CaveatKind",
     "Cost",
