@@ -144,6 +144,30 @@ def test_a_deferred_prompt_takes_blocks_from_a_younger_one() -> None:
     assert seen.pauses == [0, 0, 1]
 
 
+def test_a_request_that_waits_for_tokens_takes_blocks_when_they_run_short() -> None:
+    # MAX_UTILIZATION of 1.2, 8 blocks, 12 tokens a step. A: P8 O7 and B: P11 O1 share block 0; C: P4 O9; all at 0.
+    # plan 0: A8; B is passed over; C4. plan 1 (t=0): A1 C1 begin a block; 3 are left. B needs 3, but counts as 11 of
+    # 10 tokens. plans 2 to 4: the same. plan 5 (t=4): A1 and C1 begin a block, so 1 is left for B. C is paused: 2
+    # blocks come back, and with one row less 11 tokens are left: B starts, finds block 0: B7.
+    # t=5: C's fifth token. t=6: B is done.
+    # plan 6 (t=5): A1. A holds 4 blocks and B 2 more: C, which needs 3, has to wait.
+    # plan 7 (t=6): A has 6 + 1 of 7: nothing. C has stored one block: C5. Its sixth token is out at 8, its ninth at 11.
+    requests = (req(A, 0.0, 8, 7, ids=(0, 1)), req(B, 0.0, 11, 1, ids=(0, 2)), req(C, 0.0, 4, 9))
+    params = dataclasses.replace(trtllm(blocks=8, evicts=True, reuse=True, counts=False), max_num_tokens=12)
+    seen = by_hand(requests, params)
+    assert seen.steps == [
+        (0.0, [(A, 8), (C, 4)]),
+        *[(t, [(A, 1), (C, 1)]) for t in (1.0, 2.0, 3.0, 4.0)],
+        (5.0, [(B, 7), (A, 1)]),
+        (6.0, [(A, 1)]),
+        (7.0, [(C, 5)]),
+        *[(t, [(C, 1)]) for t in (8.0, 9.0, 10.0)],
+    ]
+    assert seen.times == [(1.0, 7.0), (6.0, 6.0), (1.0, 11.0)]
+    assert seen.pauses == [0, 0, 1]
+    assert seen.cached == [0, 4, 0]
+
+
 def test_deployments_of_a_fleet_have_caches_of_their_own() -> None:
     # Two replicas, three requests of one block each, one after the other: A and C on the first, B on the second.
     requests = tuple(req(i, 10.0 * i, 8, 1, ids=(0, 1)) for i in (A, B, C))
