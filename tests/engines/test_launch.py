@@ -85,7 +85,13 @@ def test_tensorrt_llm_gets_a_file_for_what_has_no_option() -> None:
     assert YAML(typ="safe").load(text) == {
         "cuda_graph_config": {"enable_padding": True, "max_batch_size": 512},
         "enable_chunked_prefill": True,
-        "kv_cache_config": {"tokens_per_block": 32, "free_gpu_memory_fraction": 0.9, "dtype": "fp8"},
+        "kv_cache_config": {
+            "enable_block_reuse": True,
+            "tokens_per_block": 32,
+            "free_gpu_memory_fraction": 0.9,
+            "dtype": "fp8",
+        },
+        "scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"},
         "enable_attention_dp": True,
     }
 

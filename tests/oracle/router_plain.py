@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle import baselines_plain, reserving_plain, vllm_plain
+from oracle import baselines_plain, reserving_plain, trtllm_plain, vllm_plain
 from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
 
-Live = vllm_plain.Live | reserving_plain.Live | baselines_plain.Live
-Params = vllm_plain.Params | reserving_plain.Params | baselines_plain.Params
+Live = vllm_plain.Live | reserving_plain.Live | trtllm_plain.Live | baselines_plain.Live
+Params = vllm_plain.Params | reserving_plain.Params | trtllm_plain.Params | baselines_plain.Params
+Engine = vllm_plain.Engine | reserving_plain.Engine | trtllm_plain.Engine | baselines_plain.Engine
 
 PREFIX_AWARE_SLACK = 8
 """How many requests more than the least busy replica one may have and still be chosen for its cache."""
@@ -38,7 +39,9 @@ def _leading_matches(prompt_ids: Sequence[int], routed: set[int]) -> int:
     return matched
 
 
-def _engine(params: Params, times: StepTable) -> vllm_plain.Engine | reserving_plain.Engine | baselines_plain.Engine:
+def _engine(params: Params, times: StepTable) -> Engine:
+    if isinstance(params, trtllm_plain.Params):
+        return trtllm_plain.Engine(params, times)
     if isinstance(params, baselines_plain.Params):
         return baselines_plain.Engine(params, times)
     if isinstance(params, reserving_plain.Params):

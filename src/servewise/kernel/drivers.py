@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import orca, ranks, reserving, static, vllm
+from servewise.kernel import orca, ranks, reserving, static, trtllm, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -48,12 +48,18 @@ def _orca(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type:
     return orca.advance(rep, req, out, times, eng, lim, driver, prefix_at(px, i), recorder_at(rec, i), horizon)
 
 
+def _trtllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    trt = trtllm.trtllm_at(driver, i)
+    return trtllm.advance(rep, req, out, times, eng, lim, trt, prefix_at(px, i), recorder_at(rec, i), horizon)
+
+
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Ranks: _ranks,
     Reservation: _reserving,
     static.Batching: _static,
     orca.Slots: _orca,
+    trtllm.Trtllm: _trtllm,
 }
 
 

@@ -107,7 +107,8 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
     if task.ranks > 1:
         driver = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware)
     else:
-        driver = driver_of(task.deployment).driver(packed, task.deployment, engine, task.memory)
+        slots = replace(task.deployment, num_replicas=num_replicas)
+        driver = driver_of(slots).driver(packed, slots, engine, task.memory)
     outputs = layout.new_outputs(num_requests)
     if isinstance(driver, layout.Reservation):
         outputs.cached[:] = -1  # unknown: this driver has no prefix cache

@@ -12,6 +12,7 @@ from servewise.types.assurance import (
 from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
     BaselineParams,
+    CapacitySchedulerPolicy,
     CudagraphMode,
     Deployment,
     EngineName,
@@ -60,6 +61,7 @@ __all__ = [
     "Candidate",
     "CandidateStatus",
     "Candidates",
+    "CapacitySchedulerPolicy",
     "Caveat",
     "CaveatKind",
     "Comparison",

@@ -11,6 +11,7 @@ from servewise.types.model import ModelSpec, WeightPrecision
 
 __all__ = [
     "BaselineParams",
+    "CapacitySchedulerPolicy",
     "CudagraphMode",
     "Deployment",
     "EngineName",
@@ -25,6 +26,7 @@ __all__ = [
     "VllmParams",
 ]
 
+CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "static", "orca", "sarathi"]
 """The last three are the textbook baselines of docs/baseline-schedulers.md."""
@@ -104,6 +106,7 @@ class TrtllmParams:
     ``cuda_graph_padding`` is ``cuda_graph_config.enable_padding``, ``cuda_graph_max_batch_size`` its
     ``max_batch_size``. While something runs, prompts wait for a batch of ``batch_wait_max_tokens_ratio`` times
     ``max_num_tokens``, at most ``batch_wait_timeout_iters`` steps (0: they do not wait).
+    ``capacity_scheduler_policy`` is that of ``scheduler_config``, ``enable_block_reuse`` that of ``kv_cache_config``.
     """
 
     max_batch_size: int
@@ -116,6 +119,8 @@ class TrtllmParams:
     cuda_graph_max_batch_size: int
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
+    capacity_scheduler_policy: CapacitySchedulerPolicy = "GUARANTEED_NO_EVICT"
+    enable_block_reuse: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from servewise.errors import InputError
 from servewise.sim.drivers.base import SimDriver
 from servewise.sim.drivers.baselines import Baseline
-from servewise.sim.drivers.reserving import Sglang, Trtllm
+from servewise.sim.drivers.reserving import Sglang
+from servewise.sim.drivers.trtllm import Trtllm
 from servewise.sim.drivers.vllm import Vllm
 from servewise.types import BaselineParams, Deployment, SglangParams, TrtllmParams, VllmParams
 
