@@ -23,8 +23,6 @@ PEER_GPUS = 2
 GEFORCE = ("RTX-3", "RTX-4", "RTX-5")
 """Beginnings of the names of GPUs whose driver does not copy from GPU to GPU."""
 PCIE_SYSTEMS = ("l40s", "rtx_pro_6000_server", "b60")
-NODE_LATENCY_S = 20e-6
-"""Start of a collective step between nodes [s]; assumed: NCCL's small-message time over InfiniBand."""
 
 
 class Links:
@@ -53,25 +51,19 @@ class Links:
         """Time [s], and notes on what was not measured."""
         if num_gpus == 1:
             return np.zeros_like(num_bytes), {}
-        inside = min(num_gpus, self._reach(kind))
+        inside = min(num_gpus, self.gpu.link_gpus)
         nodes = -(-num_gpus // inside)
         time, notes = self._measured(kind, num_bytes, inside) if inside > 1 else (np.zeros_like(num_bytes), {})
         if nodes == 1:
             return time, notes
         trips = 2.0 if kind == "all_reduce" else 1.0
         share = num_bytes / inside if kind in ("all_reduce", "reduce_scatter") else num_bytes
-        between = trips * (nodes - 1) * (NODE_LATENCY_S + share / nodes / self.gpu.internode_bytes_per_s)
+        between = trips * (nodes - 1) * (self.gpu.nic_latency_s + share / nodes / self.gpu.nic_bytes_per_s)
         notes["all_reduce_nodes"] = (
             f"transferred: collectives across {nodes} nodes were not measured: one node's plus a ring over the "
             "network at its bandwidth"
         )
         return time + between, notes
-
-    def _reach(self, kind: Collective) -> int:
-        """GPUs that one curve covers: a node's, or more where a switch joins nodes and that was measured."""
-        curves = self._curves(kind, self.system)
-        counts = [int(c) for c, curve in zip(array("link_gpus"), curves, strict=True) if not np.isnan(curve).any()]
-        return max(self.gpu.gpus_per_node, max(counts) if self.exact else 0)
 
     def _source(self, num_gpus: int) -> tuple[str, float, dict[str, str]]:
         """Measured GPU whose curves count for so many GPUs, how much faster its links are, and why another's count.
