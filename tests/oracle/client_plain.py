@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from oracle import reserving_plain, vllm_plain
+from oracle import pipeline_plain, reserving_plain, vllm_plain
 from oracle.vllm_plain import Request
 
 
 def run_closed_loop(
-    engine: vllm_plain.Engine | reserving_plain.Engine,
+    engine: vllm_plain.Engine | reserving_plain.Engine | pipeline_plain.Engine,
     requests: Iterable[Request],
     *,
     concurrency: int,

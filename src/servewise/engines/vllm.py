@@ -291,6 +291,8 @@ def launch_args(deployment: Deployment) -> list[str]:
     args = ["vllm", "serve", model.name]
     if deployment.parallelism.tensor_parallel_size > 1:
         args += ["--tensor-parallel-size", str(deployment.parallelism.tensor_parallel_size)]
+    if deployment.parallelism.pipeline_parallel_size > 1:
+        args += ["--pipeline-parallel-size", str(deployment.parallelism.pipeline_parallel_size)]
     args += ["--max-num-seqs", str(params.max_num_seqs)]
     args += ["--max-num-batched-tokens", str(params.max_num_batched_tokens)]
     args += ["--max-model-len", str(params.max_model_len)]
