@@ -57,6 +57,11 @@ def test_the_command_states_what_was_planned() -> None:
     assert not any("CUDA_VISIBLE_DEVICES" in arg for arg in args)
 
 
+def test_pipeline_stages_are_named() -> None:
+    staged = deployment(parallelism=Parallelism(tensor_parallel_size=2, pipeline_parallel_size=4))
+    assert flag(command(staged), "--pipeline-parallel-size") == "4"
+
+
 def test_one_command_a_replica_each_with_its_port() -> None:
     found = commands(deployment(num_replicas=3), first_port=9000)
     assert [flag(args, "--port") for args in found] == ["9000", "9001", "9002"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle import baselines_plain, reserving_plain, trtllm_plain, vllm_plain
+from oracle import baselines_plain, pipeline_plain, reserving_plain, trtllm_plain, vllm_plain
 from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
 
 Live = vllm_plain.Live | reserving_plain.Live | trtllm_plain.Live | baselines_plain.Live
 Params = vllm_plain.Params | reserving_plain.Params | trtllm_plain.Params | baselines_plain.Params
-Engine = vllm_plain.Engine | reserving_plain.Engine | trtllm_plain.Engine | baselines_plain.Engine
+Engine = (
+    vllm_plain.Engine | pipeline_plain.Engine | reserving_plain.Engine | trtllm_plain.Engine | baselines_plain.Engine
+)
+    vllm_plain.Engine | pipeline_plain.Engine | reserving_plain.Engine | trtllm_plain.Engine | baselines_plain.Engine
+)
 
 PREFIX_AWARE_SLACK = 8
 """How many requests more than the least busy replica one may have and still be chosen for its cache."""
@@ -56,9 +60,13 @@ def simulate_fleet(
     *,
     num_replicas: int,
     router: Router,
+    engine: Callable[[], Engine] | None = None,
 ) -> FleetResult:
-    """Run ``num_replicas`` replicas behind a router over requests sorted by arrival until all are done."""
-    engines = [_engine(params, times) for _ in range(num_replicas)]
+    """Run ``num_replicas`` replicas behind a router over requests sorted by arrival until all are done.
+
+    ``engine`` makes a replica; by default one without pipeline stages.
+    """
+    engines = [engine() if engine else _engine(params, times) for _ in range(num_replicas)]
     assigned: list[list[Live]] = [[] for _ in engines]
     routed: list[set[int]] = [set() for _ in engines]  # block identities of prompts sent to each replica
     replica: list[int] = []
@@ -66,8 +74,8 @@ def simulate_fleet(
     pointer = 0
     for number, request in enumerate(requests):
         now_s = request.arrival_s
-        for engine in engines:
-            engine.run_until(now_s)
+        for one in engines:
+            one.run_until(now_s)
         busy = [_in_flight(of_replica, now_s) for of_replica in assigned]
         scan = [(pointer + j) % num_replicas for j in range(num_replicas)]
         prompt_ids = request.block_ids[: request.input_tokens // params.block_size_tokens]
@@ -84,12 +92,12 @@ def simulate_fleet(
         assigned[chosen].append(live)
         lives.append(live)
         replica.append(chosen)
-    for engine in engines:
-        engine.run_until(math.inf)
-    runs = tuple(engine.result() for engine in engines)
+    for one in engines:
+        one.run_until(math.inf)
+    runs = tuple(one.result() for one in engines)
     by_live = {
         id(live): result
-        for engine, run in zip(engines, runs, strict=True)
-        for live, result in zip(engine.lives, run.requests, strict=True)
+        for one, run in zip(engines, runs, strict=True)
+        for live, result in zip(one.lives, run.requests, strict=True)
     }
     return FleetResult(replica=tuple(replica), requests=tuple(by_live[id(live)] for live in lives), replicas=runs)

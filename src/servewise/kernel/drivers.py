@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import orca, ranks, reserving, static, trtllm, vllm
+from servewise.kernel import orca, pipeline, ranks, reserving, static, trtllm, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -23,6 +23,7 @@ from servewise.kernel.layout import (
     Reservation,
     Times,
 )
+from servewise.kernel.pipeline import Pipeline
 from servewise.kernel.views import prefix_at, recorder_at
 
 __all__ = ["advance"]
@@ -53,6 +54,11 @@ def _trtllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # typ
     return trtllm.advance(rep, req, out, times, eng, lim, trt, prefix_at(px, i), recorder_at(rec, i), horizon)
 
 
+def _pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
+
+
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Ranks: _ranks,
@@ -60,6 +66,7 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     static.Batching: _static,
     orca.Slots: _orca,
     trtllm.Trtllm: _trtllm,
+    Pipeline: _pipeline,
 }
 
 

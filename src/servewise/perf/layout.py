@@ -279,9 +279,10 @@ def require_supported(deployment: Deployment) -> None:
     parallelism, model, node = deployment.parallelism, deployment.model, deployment.gpu.gpus_per_node
     size, ranks = parallelism.tensor_parallel_size, parallelism.data_parallel_size
     require_readable(deployment)
-    if not 1 <= size <= node:
+    if not (1 <= size <= node or (size % node == 0 and size <= model.num_heads)):
         raise InputError(
-            f"tensor_parallel_size {size} is not within one node of {deployment.gpu.name}; allowed: 1 to {node}"
+            f"tensor_parallel_size {size} is neither within one node of {deployment.gpu.name} nor made of whole ones; "
+            f"allowed: 1 to {node}, and multiples of {node} up to the {model.num_heads} heads of {model.name}"
         )
     if not 1 <= parallelism.pipeline_parallel_size <= model.num_layers:
         raise InputError(
@@ -298,6 +299,11 @@ def require_supported(deployment: Deployment) -> None:
         raise InputError(
             f"expert_parallel_size {experts} does not divide the {size * ranks} ranks of a model with experts; "
             "use a divisor of tensor_parallel_size * data_parallel_size"
+        )
+    if parallelism.expert_all_to_all and (ranks == 1 or experts != size * ranks):
+        raise InputError(
+            f"expert_all_to_all needs data parallel ranks and experts divided among all {size * ranks} of their GPUs, "
+            f"got data_parallel_size {ranks} and expert_parallel_size {experts}"
         )
 
 

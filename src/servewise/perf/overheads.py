@@ -61,9 +61,14 @@ class Overheads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """Constants that nothing was fitted to; their reasons are in ``overheads.json``."""
+    """Constants that nothing was fitted to; their reasons are in ``overheads.json``.
+
+    ``expert_imbalance_scale`` is how much longer than in the measured tables, whose routers are skewed, the busiest
+    of several groups of experts takes.
+    """
 
     elementwise_bandwidth_frac: float
+    expert_imbalance_scale: float
     weight_only_compute_frac: float
 
 

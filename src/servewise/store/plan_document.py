@@ -99,6 +99,7 @@ class DeploymentDocument(_Document):
     pipeline_parallel_size: int
     data_parallel_size: int
     expert_parallel_size: int
+    expert_all_to_all: bool
     num_replicas: int
     router: Router
     params: EngineParams

@@ -57,12 +57,16 @@ class Parallelism:
     expert_parallel_size : int
         Groups that the experts are divided among; each expert is split over the remaining
         ``tensor_parallel_size * data_parallel_size / expert_parallel_size`` GPUs.
+    expert_all_to_all : bool
+        Whether data parallel ranks send tokens to their experts alone (DeepEP and the like), instead of gathering all
+        tokens on all ranks.
     """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    expert_all_to_all: bool = False
 
     @property
     def num_gpus(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from servewise.errors import InputError
 from servewise.sim.drivers.base import SimDriver
 from servewise.sim.drivers.baselines import Baseline
+from servewise.sim.drivers.pipeline import VllmPipeline
 from servewise.sim.drivers.reserving import Sglang
 from servewise.sim.drivers.trtllm import Trtllm
 from servewise.sim.drivers.vllm import Vllm
@@ -21,6 +22,9 @@ DRIVERS: Mapping[type, SimDriver] = {
     BaselineParams: Baseline(),
 }
 
+STAGED: Mapping[type, SimDriver] = {VllmParams: VllmPipeline()}
+"""Engines whose pipeline stages are simulated."""
+
 
 def driver_of(deployment: Deployment) -> SimDriver:
     """How a deployment's engine is simulated.
@@ -31,6 +35,13 @@ def driver_of(deployment: Deployment) -> SimDriver:
         When it is not.
     """
     found = DRIVERS.get(type(deployment.params))
+    if found is not None and deployment.parallelism.pipeline_parallel_size > 1:
+        found = STAGED.get(type(deployment.params))
+        if found is None:
+            raise InputError(
+                f"pipeline_parallel_size {deployment.parallelism.pipeline_parallel_size}: pipeline stages of "
+                f"{deployment.engine!r} are not simulated; use tensor parallelism, or vllm"
+            )
     if found is None:
         raise InputError(
             f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm, static, "
