@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle import reserving_plain, vllm_plain
+from oracle import reserving_plain, tgi_plain, vllm_plain
 from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
 
-Live = vllm_plain.Live | reserving_plain.Live
+Live = vllm_plain.Live | reserving_plain.Live | tgi_plain.Live
+Params = vllm_plain.Params | reserving_plain.Params | tgi_plain.Params
 
 PREFIX_AWARE_SLACK = 8
 """How many requests more than the least busy replica one may have and still be chosen for its cache."""
@@ -38,8 +39,10 @@ def _leading_matches(prompt_ids: Sequence[int], routed: set[int]) -> int:
 
 
 def _engine(
-    params: vllm_plain.Params | reserving_plain.Params, times: StepTable
-) -> vllm_plain.Engine | reserving_plain.Engine:
+    params: Params, times: StepTable
+) -> vllm_plain.Engine | reserving_plain.Engine | tgi_plain.Engine:
+    if isinstance(params, tgi_plain.Params):
+        return tgi_plain.Engine(params, times)
     if isinstance(params, reserving_plain.Params):
         return reserving_plain.Engine(params, times)
     return vllm_plain.Engine(params, times)
@@ -47,7 +50,7 @@ def _engine(
 
 def simulate_fleet(
     requests: Iterable[Request],
-    params: vllm_plain.Params | reserving_plain.Params,
+    params: Params,
     times: StepTable,
     *,
     num_replicas: int,

@@ -1,6 +1,6 @@
 """Serving engines: their defaults by version, their flags and what they take of a GPU's memory."""
 
-from servewise.engines import llamacpp, sglang, trtllm, vllm
+from servewise.engines import llamacpp, sglang, tgi, trtllm, vllm
 from servewise.engines.graphs import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "pads_to_captured_sizes",
     "replays_graphs_with_prompts",
     "sglang",
+    "tgi",
     "trtllm",
     "vllm",
 ]

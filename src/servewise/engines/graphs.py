@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from servewise.engines import sglang, trtllm, vllm
-from servewise.types import Deployment, LlamacppParams, SglangParams, TrtllmParams, VllmParams
+from servewise.engines import sglang, tgi, trtllm, vllm
+from servewise.types import Deployment, LlamacppParams, SglangParams, TgiParams, TrtllmParams, VllmParams
 
 __all__ = ["capture_sizes", "pads_to_captured_sizes", "replays_graphs_with_prompts"]
 
@@ -20,6 +20,8 @@ def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
             return sglang.capture_sizes(params)
         case TrtllmParams() as params:
             return trtllm.capture_sizes(params)
+        case TgiParams() as params:
+            return tgi.capture_sizes(params)
         case LlamacppParams():
             return ()
 
@@ -27,7 +29,7 @@ def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
 def pads_to_captured_sizes(deployment: Deployment) -> bool:
     """Whether a batch is padded to the next captured size; if not, only the exact sizes use a graph."""
     match deployment.params:
-        case VllmParams() | SglangParams():
+        case VllmParams() | SglangParams() | TgiParams():
             return True
         case TrtllmParams(cuda_graph_padding=padding):
             return padding
@@ -39,7 +41,7 @@ def replays_graphs_with_prompts(deployment: Deployment) -> bool:
     """Whether steps with prompt tokens replay (piecewise) CUDA graphs too, up to the largest captured size.
 
     vLLM does unless ``cudagraph_mode`` leaves the pieces out. TensorRT-LLM captures decode steps only
-    (``torch_compile_config`` with piecewise graphs is off by default), SGLang and llama.cpp likewise.
+    (``torch_compile_config`` with piecewise graphs is off by default), SGLang, TGI and llama.cpp likewise.
     """
     match deployment.params:
         case VllmParams(cudagraph_mode=mode):

@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import ranks, reserving, vllm
+from servewise.kernel import ranks, reserving, tgi, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -23,6 +23,7 @@ from servewise.kernel.layout import (
     Reservation,
     Times,
 )
+from servewise.kernel.tgi import Tgi
 from servewise.kernel.views import prefix_at, recorder_at
 
 __all__ = ["advance"]
@@ -40,7 +41,13 @@ def _reserving(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # 
     return reserving.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
 
-DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving}
+def _tgi(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return tgi.advance(
+        rep, i, req, out, times, eng, lim, prefix_at(px, i), driver, recorder_at(rec, i), horizon
+    )
+
+
+DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving, Tgi: _tgi}
 
 
 def advance(

@@ -20,6 +20,7 @@ from servewise.types.deployment import (
     Precision,
     Router,
     SglangParams,
+    TgiParams,
     TrtllmParams,
     VllmParams,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "StepModel",
     "StepTable",
     "Summary",
+    "TgiParams",
     "Timeline",
     "TrtllmParams",
     "Verdict",

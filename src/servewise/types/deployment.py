@@ -20,12 +20,13 @@ __all__ = [
     "Precision",
     "Router",
     "SglangParams",
+    "TgiParams",
     "TrtllmParams",
     "VllmParams",
 ]
 
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "tgi"]
 KvPrecision = Literal["bf16", "fp8"]
 Router = Literal["round_robin", "least_requests", "prefix_aware"]
 
@@ -126,7 +127,29 @@ class LlamacppParams:
     kv_unified: bool
 
 
-EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiParams:
+    """TGI's own knobs, spelt as its launcher spells them.
+
+    ``block_size_tokens`` follows from the environment variable ``ATTENTION`` (see ``engines/tgi.py``),
+    ``prefix_caching``, ``prefill_chunking`` and ``wiggle_room`` are ``PREFIX_CACHING``, ``PREFILL_CHUNKING`` and
+    ``TGI_WIGGLE_ROOM``. The last two are looked at only without chunking.
+    """
+
+    max_concurrent_requests: int
+    max_batch_prefill_tokens: int
+    max_total_tokens: int
+    cuda_memory_fraction: float
+    wiggle_room: float
+    block_size_tokens: int
+    prefix_caching: bool
+    prefill_chunking: bool
+    cuda_graphs: tuple[int, ...]
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+
+
+EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams | TgiParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +207,8 @@ class Deployment:
                 return rows
             case TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows):
                 return rows
+            case TgiParams(max_concurrent_requests=rows):
+                return rows
 
     @property
     def max_step_tokens(self) -> int:
@@ -193,12 +218,16 @@ class Deployment:
                 return tokens
             case SglangParams(max_prefill_tokens=tokens) | LlamacppParams(batch_size=tokens):
                 return tokens
+            case TgiParams() as tgi:  # the budget of new prompts is rounded up to whole blocks
+                return max(tgi.max_batch_prefill_tokens, tgi.max_concurrent_requests) + tgi.block_size_tokens - 1
 
     @property
     def max_request_tokens(self) -> int:
         """Longest prompt and answer together [tokens]."""
         match self.params:
             case VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens):
+                return tokens
+            case TgiParams(max_total_tokens=tokens):
                 return tokens
             case SglangParams(context_length=tokens):
                 return tokens
@@ -211,7 +240,7 @@ class Deployment:
         match self.params:
             case VllmParams(block_size_tokens=tokens) | SglangParams(page_size=tokens):
                 return tokens
-            case TrtllmParams(tokens_per_block=tokens):
+            case TrtllmParams(tokens_per_block=tokens) | TgiParams(block_size_tokens=tokens):
                 return tokens
             case LlamacppParams():
                 return 1

@@ -7,12 +7,18 @@ from collections.abc import Mapping
 from servewise.errors import InputError
 from servewise.sim.drivers.base import SimDriver
 from servewise.sim.drivers.reserving import Sglang, Trtllm
+from servewise.sim.drivers.tgi import Tgi
 from servewise.sim.drivers.vllm import Vllm, routes_by_kv_use
-from servewise.types import Deployment, SglangParams, TrtllmParams, VllmParams
+from servewise.types import Deployment, SglangParams, TgiParams, TrtllmParams, VllmParams
 
 __all__ = ["SimDriver", "driver_of", "routes_by_kv_use"]
 
-DRIVERS: Mapping[type, SimDriver] = {VllmParams: Vllm(), SglangParams: Sglang(), TrtllmParams: Trtllm()}
+DRIVERS: Mapping[type, SimDriver] = {
+    VllmParams: Vllm(),
+    SglangParams: Sglang(),
+    TrtllmParams: Trtllm(),
+    TgiParams: Tgi(),
+}
 
 
 def driver_of(deployment: Deployment) -> SimDriver:
@@ -26,6 +32,6 @@ def driver_of(deployment: Deployment) -> SimDriver:
     found = DRIVERS.get(type(deployment.params))
     if found is None:
         raise InputError(
-            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm"
+            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm, tgi"
         )
     return found
