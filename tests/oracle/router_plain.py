@@ -38,9 +38,7 @@ def _leading_matches(prompt_ids: Sequence[int], routed: set[int]) -> int:
     return matched
 
 
-def _engine(
-    params: Params, times: StepTable
-) -> vllm_plain.Engine | reserving_plain.Engine | tgi_plain.Engine:
+def _engine(params: Params, times: StepTable) -> vllm_plain.Engine | reserving_plain.Engine | tgi_plain.Engine:
     if isinstance(params, tgi_plain.Params):
         return tgi_plain.Engine(params, times)
     if isinstance(params, reserving_plain.Params):

@@ -97,7 +97,9 @@ def _request(rng: random.Random, params: Params, tree: _Tree, number: int, arriv
     output_tokens = max_tokens if rng.random() < 0.5 else rng.randint(1, max_tokens)
     ids: tuple[int, ...] = ()
     if params.prefix_caching and rng.random() < 0.8:
-        ids = tree.path(rng.choice([input_tokens, input_tokens, input_tokens + output_tokens, input_tokens // 2]) // size)
+        ids = tree.path(
+            rng.choice([input_tokens, input_tokens, input_tokens + output_tokens, input_tokens // 2]) // size
+        )
     return Request(
         id=number,
         arrival_s=arrival_s,

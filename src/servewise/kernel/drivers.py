@@ -42,9 +42,7 @@ def _reserving(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # 
 
 
 def _tgi(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
-    return tgi.advance(
-        rep, i, req, out, times, eng, lim, prefix_at(px, i), driver, recorder_at(rec, i), horizon
-    )
+    return tgi.advance(rep, i, req, out, times, eng, lim, prefix_at(px, i), driver, recorder_at(rec, i), horizon)
 
 
 DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving, Tgi: _tgi}

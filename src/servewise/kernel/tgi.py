@@ -253,7 +253,7 @@ def advance(
         if now >= horizon:
             break
         if num_running + waiting == 0:
-            if seen == end or req.arrival[rep.queue[seen]] >= horizon:
+            if seen == end or req.arrival[rep.queue[seen]] > horizon:
                 break
             now = req.arrival[rep.queue[seen]]
             just_ended = 0
@@ -397,8 +397,9 @@ def advance(
                     if (count - 1) * (first + 0.5 * growth * (count - 2)) >= delay:
                         count = min(count, 1 + steps_starting_before(delay, first, growth))
         elapsed = count * first + 0.5 * growth * count * (count - 1)
-        if decoding > 0 and record_gaps:
-            if not _record_window(rep, rec, top, last_emission, now, first, growth, count, rows):
+        if record_gaps and decoding > 0:
+            recorded = _record_window(rep, rec, top, last_emission, now, first, growth, count, rows)
+            if not recorded:
                 status = lo.OVERFLOW
                 break
         begun = now
