@@ -82,6 +82,17 @@ def test_one_replica_on_any_case(case: TgiCase, fast_forward: bool) -> None:
     assert_open_agrees(case, fast_forward=fast_forward)
 
 
+@pytest.mark.parametrize("fast_forward", [True, False], ids=["windows", "single steps"])
+def test_fleets(fast_forward: bool) -> None:
+    """A router in front counts those turned away as finished at once."""
+    num_rejected = 0
+    for seed in range(100):
+        case = seeded_tgi_case(seed)
+        kernel, _ = assert_open_agrees(case, num_replicas=3, router="least_requests", fast_forward=fast_forward)
+        num_rejected += int(kernel.outputs.rejected.sum())
+    assert num_rejected > 500
+
+
 @some
 @given(case=tgi_cases(20), num_replicas=st.integers(1, 4), router=st.sampled_from(ROUTERS), windows=st.booleans())
 def test_fleets_on_any_case(case: TgiCase, num_replicas: int, router: Router, windows: bool) -> None:

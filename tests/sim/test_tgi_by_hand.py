@@ -161,6 +161,21 @@ def test_the_prompt_used_longest_ago_is_forgotten_first_and_from_its_end() -> No
     assert [live.cached_tokens for live in engine.lives] == [0, 0, 3, 0, 1]
 
 
+def test_of_prompts_that_end_together_the_one_admitted_first_is_forgotten_first() -> None:
+    # 10 blocks. A and B: P4 O1 are cached at 1. C: P3 O3 at 2 needs 5: 2 are empty, so 3 of A's 4 blocks go.
+    # D: B's prompt at 6 finds it whole, E: A's at 8 finds 1 token of it.
+    one, two = (1, 2, 3, 4), (5, 6, 7, 8)
+    _, _, engine = by_hand(
+        small(blocks=10, caching=True),
+        req(A, 0, 4, 1, ids=one),
+        req(B, 0, 4, 1, ids=two),
+        req(C, 2, 3, 3),
+        req(D, 6, 4, 1, ids=two),
+        req(E, 8, 4, 1, ids=one),
+    )
+    assert [live.cached_tokens for live in engine.lives] == [0, 0, 0, 3, 1]
+
+
 def test_shared_blocks_count_for_each_who_holds_them() -> None:
     # A: P6 O1 leaves 6 blocks in the cache at 1. B and C: the same prompt with O6 at 1 hold these and 5 each: 16, but
     # 22 are counted until they end at 7. D: P1 O1 at 2 needs a block; of 20 it gets none before 7, of 22 at once.
