@@ -23,7 +23,7 @@ def run_closed_loop(
     """Run until all are done; returns the requests as they were sent, in order.
 
     ``concurrency`` slots send the next request of the list whenever they are idle: first at 0, and then
-    ``extra_s`` and ``think_s`` after the last token of the one before left the engine.
+    ``extra_s`` and ``think_s`` after the last token of the one before left the engine, or it was turned away there.
     """
     waiting = deque(requests)
     idle_s = [0.0] * concurrency  # a heap: when slots have, or will have, nothing in flight
@@ -37,6 +37,10 @@ def run_closed_loop(
                 heapq.heappush(idle_s, live.last_token_s + extra_s(live.request) + think_s)
         elif waiting and idle_s:
             sent.append(replace(waiting.popleft(), arrival_s=heapq.heappop(idle_s)))
-            unfinished.append(engine.submit(sent[-1]))
+            live = engine.submit(sent[-1])
+            if live.finished:
+                heapq.heappush(idle_s, live.last_token_s + extra_s(live.request) + think_s)
+            else:
+                unfinished.append(live)
         else:
             return sent

@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import orca, pipeline, ranks, reserving, static, trtllm, vllm
+from servewise.kernel import orca, pipeline, ranks, reserving, static, tgi, trtllm, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -24,6 +24,7 @@ from servewise.kernel.layout import (
     Times,
 )
 from servewise.kernel.pipeline import Pipeline
+from servewise.kernel.tgi import Tgi
 from servewise.kernel.views import prefix_at, recorder_at
 
 __all__ = ["advance"]
@@ -59,6 +60,10 @@ def _pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # t
     return pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
+def _tgi(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return tgi.advance(rep, i, req, out, times, eng, lim, prefix_at(px, i), driver, recorder_at(rec, i), horizon)
+
+
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Ranks: _ranks,
@@ -67,6 +72,7 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     orca.Slots: _orca,
     trtllm.Trtllm: _trtllm,
     Pipeline: _pipeline,
+    Tgi: _tgi,
 }
 
 

@@ -310,6 +310,11 @@ def require_supported(deployment: Deployment) -> None:
 def unvalidated(deployment: Deployment) -> tuple[str, ...]:
     """What about this deployment no public run was compared with, in words."""
     parallelism, notes = deployment.parallelism, []
+    if deployment.engine == "tgi":
+        notes.append(
+            "assumed: TGI's kernels take what vLLM's take, and the time of its host, which adds to every forward, is "
+            "a guess: nothing was measured on TGI (see docs/step-model.md)"
+        )
     if parallelism.pipeline_parallel_size > 1:
         notes.append("unvalidated: no public run with pipeline parallelism was available to compare with")
     if parallelism.data_parallel_size > 1:

@@ -31,7 +31,7 @@ def simulate(
     num_samples: int = 0,
     fast_forward: bool = True,
 ) -> Outcome:
-    """Simulate a fleet of vLLM, SGLang or TensorRT-LLM on a workload.
+    """Simulate a fleet of vLLM, SGLang, TensorRT-LLM or TGI on a workload.
 
     Data parallel ranks of vLLM run in lock step behind the engine's own router (docs/vllm-scheduler.md). Of other
     engines' ranks one is simulated: give it its share of the workload.

@@ -23,6 +23,7 @@ from servewise.types.deployment import (
     Precision,
     Router,
     SglangParams,
+    TgiParams,
     TrtllmParams,
     VllmParams,
 )
@@ -111,6 +112,7 @@ __all__ = [
     "StepTable",
     "StrategyResult",
     "Summary",
+    "TgiParams",
     "Timeline",
     "TrtllmParams",
     "Verdict",

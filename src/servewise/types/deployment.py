@@ -22,13 +22,14 @@ __all__ = [
     "Precision",
     "Router",
     "SglangParams",
+    "TgiParams",
     "TrtllmParams",
     "VllmParams",
 ]
 
 CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "static", "orca", "sarathi"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "tgi", "static", "orca", "sarathi"]
 """The last three are the textbook baselines of docs/baseline-schedulers.md."""
 KvPrecision = Literal["bf16", "fp8"]
 Router = Literal["round_robin", "least_requests", "prefix_aware", "session_sticky"]
@@ -170,7 +171,29 @@ class BaselineParams:
         return -(-self.max_seq_len // self.block_size_tokens)
 
 
-EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams | BaselineParams
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiParams:
+    """TGI's own knobs, spelt as its launcher spells them.
+
+    ``block_size_tokens`` follows from the environment variable ``ATTENTION`` (see ``engines/tgi.py``),
+    ``prefix_caching``, ``prefill_chunking`` and ``wiggle_room`` are ``PREFIX_CACHING``, ``PREFILL_CHUNKING`` and
+    ``TGI_WIGGLE_ROOM``. The last two are looked at only without chunking.
+    """
+
+    max_concurrent_requests: int
+    max_batch_prefill_tokens: int
+    max_total_tokens: int
+    cuda_memory_fraction: float
+    wiggle_room: float
+    block_size_tokens: int
+    prefix_caching: bool
+    prefill_chunking: bool
+    cuda_graphs: tuple[int, ...]
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+
+
+EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams | TgiParams | BaselineParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +253,8 @@ class Deployment:
                 TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows) | BaselineParams(max_batch_size=rows)
             ):
                 return rows
+            case TgiParams(max_concurrent_requests=rows):
+                return rows
 
     @property
     def max_step_tokens(self) -> int:
@@ -243,6 +268,8 @@ class Deployment:
                 return tokens
             case BaselineParams(chunk_size=chunk, max_batch_size=rows, max_seq_len=longest):
                 return chunk or rows * longest
+            case TgiParams() as tgi:  # the budget of new prompts is rounded up to whole blocks
+                return max(tgi.max_batch_prefill_tokens, tgi.max_concurrent_requests) + tgi.block_size_tokens - 1
 
     @property
     def max_request_tokens(self) -> int:
@@ -251,6 +278,8 @@ class Deployment:
             case (
                 VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens) | BaselineParams(max_seq_len=tokens)
             ):
+                return tokens
+            case TgiParams(max_total_tokens=tokens):
                 return tokens
             case SglangParams(context_length=tokens):
                 return tokens
@@ -263,7 +292,9 @@ class Deployment:
         match self.params:
             case VllmParams(block_size_tokens=tokens) | SglangParams(page_size=tokens):
                 return tokens
-            case TrtllmParams(tokens_per_block=tokens) | BaselineParams(block_size_tokens=tokens):
+            case TrtllmParams(tokens_per_block=tokens) | TgiParams(block_size_tokens=tokens):
+                return tokens
+            case BaselineParams(block_size_tokens=tokens):
                 return tokens
             case LlamacppParams():
                 return 1

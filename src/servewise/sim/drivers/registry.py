@@ -9,9 +9,10 @@ from servewise.sim.drivers.base import SimDriver
 from servewise.sim.drivers.baselines import Baseline
 from servewise.sim.drivers.pipeline import VllmPipeline
 from servewise.sim.drivers.reserving import Sglang
+from servewise.sim.drivers.tgi import Tgi
 from servewise.sim.drivers.trtllm import Trtllm
 from servewise.sim.drivers.vllm import Vllm
-from servewise.types import BaselineParams, Deployment, SglangParams, TrtllmParams, VllmParams
+from servewise.types import BaselineParams, Deployment, SglangParams, TgiParams, TrtllmParams, VllmParams
 
 __all__ = ["caches_prefixes", "driver_of"]
 
@@ -19,6 +20,7 @@ DRIVERS: Mapping[type, SimDriver] = {
     VllmParams: Vllm(),
     SglangParams: Sglang(),
     TrtllmParams: Trtllm(),
+    TgiParams: Tgi(),
     BaselineParams: Baseline(),
 }
 
@@ -44,8 +46,8 @@ def driver_of(deployment: Deployment) -> SimDriver:
             )
     if found is None:
         raise InputError(
-            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm, static, "
-            "orca, sarathi"
+            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm, tgi, "
+            "static, orca, sarathi"
         )
     return found
 
