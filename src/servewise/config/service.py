@@ -29,8 +29,8 @@ from servewise.types import (
 
 __all__ = ["Service", "load_service"]
 
-SIMULATED_ENGINES: Final[tuple[EngineName, ...]] = ("vllm", "sglang", "tensorrt-llm")
-KNOWN_ENGINES: Final = (*SIMULATED_ENGINES, "tgi", "ollama")
+SIMULATED_ENGINES: Final[tuple[EngineName, ...]] = ("vllm", "sglang", "tensorrt-llm", "tgi")
+KNOWN_ENGINES: Final = (*SIMULATED_ENGINES, "ollama")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

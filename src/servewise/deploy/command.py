@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from servewise.engines import Launch, sglang, trtllm, vllm
+from servewise.engines import Launch, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
 from servewise.types import Deployment, EngineName, ModelSpec, WeightPrecision
 
@@ -15,11 +15,13 @@ LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
     "vllm": vllm.launch,
     "sglang": sglang.launch,
     "tensorrt-llm": trtllm.launch,
+    "tgi": tgi.launch,
 }
 NEEDS_CHECKPOINT: Mapping[EngineName, Callable[[ModelSpec, WeightPrecision], bool]] = {
     "vllm": vllm.needs_quantized_checkpoint,
     "sglang": sglang.needs_quantized_checkpoint,
     "tensorrt-llm": trtllm.needs_quantized_checkpoint,
+    "tgi": tgi.needs_quantized_checkpoint,
 }
 FIRST_PORT = 8000
 """vLLM's and TensorRT-LLM's own default port."""

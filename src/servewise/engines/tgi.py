@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from servewise.engines import facts
+from servewise.engines.launch import Launch, checked_name
 from servewise.errors import InputError
 from servewise.types import (
     Deployment,
@@ -27,8 +28,10 @@ __all__ = [
     "default_params",
     "default_version",
     "host_time",
+    "launch",
     "library_gib",
     "max_batch_prefill_tokens",
+    "needs_quantized_checkpoint",
     "provenance",
     "require_supported",
     "supported_tensor_parallel_sizes",
@@ -252,3 +255,48 @@ def validate(params: TgiParams, model: ModelSpec) -> None:
         raise InputError(f"cuda_graphs {params.cuda_graphs} must be batch sizes of at least 1; () captures none")
     if params.waiting_served_ratio < 0 or params.max_waiting_tokens < 0:
         raise InputError("waiting_served_ratio and max_waiting_tokens must be 0 or more")
+
+
+def needs_quantized_checkpoint(model: ModelSpec, weights: WeightPrecision) -> bool:
+    """Whether serving at this precision needs another checkpoint than the model's own; TGI makes fp8 at start."""
+    return weights != model.native_precision and not (model.native_precision == "bf16" and weights == "fp8")
+
+
+def launch(deployment: Deployment) -> Launch:
+    """What starts one replica: ``text-generation-launcher`` and the environment for what has no option.
+
+    Raises
+    ------
+    InputError
+        When TGI would refuse the parameters, or the model's name would be read as an option.
+
+    Sources
+    -------
+    ``text-generation-launcher --help`` (documentation of TGI 3).
+    """
+    params, precision = deployment.params, deployment.precision
+    if not isinstance(params, TgiParams):
+        raise InputError(f"these are not TGI's parameters: {params}")
+    require_supported(deployment)
+    validate(params, deployment.model)
+    args = ["text-generation-launcher", "--model-id", checked_name(deployment.model.name, "text-generation-launcher")]
+    args += ["--num-shard", str(deployment.parallelism.tensor_parallel_size)]
+    args += ["--max-concurrent-requests", str(params.max_concurrent_requests)]
+    args += ["--max-input-tokens", str(params.max_total_tokens - 1)]
+    args += ["--max-total-tokens", str(params.max_total_tokens)]
+    args += ["--max-batch-prefill-tokens", str(params.max_batch_prefill_tokens)]
+    args += ["--cuda-memory-fraction", f"{params.cuda_memory_fraction:g}"]
+    args += ["--cuda-graphs", ",".join(map(str, params.cuda_graphs)) or "0"]
+    if precision.weights != deployment.model.native_precision and not needs_quantized_checkpoint(
+        deployment.model, precision.weights
+    ):
+        args += ["--quantize", precision.weights]
+    if precision.kv == "fp8":
+        args += ["--kv-cache-dtype", "fp8_e4m3fn"]
+    kernels = {size: name for name, size in BLOCK_SIZES.items()}
+    env = {
+        "ATTENTION": kernels[params.block_size_tokens],
+        "PREFIX_CACHING": str(int(params.prefix_caching)),
+        "PREFILL_CHUNKING": str(int(params.prefill_chunking)),
+    }
+    return Launch(args=args, env=env)

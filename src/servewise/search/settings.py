@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from servewise.engines import sglang, trtllm, vllm
+from servewise.engines import sglang, tgi, trtllm, vllm
 from servewise.types import (
     EngineName,
     EngineParams,
@@ -14,6 +14,7 @@ from servewise.types import (
     ModelSpec,
     Parallelism,
     SglangParams,
+    TgiParams,
     TrtllmParams,
     VllmParams,
 )
@@ -28,10 +29,17 @@ STEP_TOKENS = (16384, 8192, 2048)
 
 GRID = tuple((rows, tokens) for rows in NUM_SEQS for tokens in STEP_TOKENS if tokens >= rows)
 
+RANK_GRID = ((512, 8192), (128, 2048))
+"""The same for one of several data parallel ranks, which share the requests and wait for each other's prompts."""
+
+TGI_GRID = tuple((rows, tokens) for rows in (512, 128) for tokens in STEP_TOKENS)
+"""TGI turns away what is beyond its limit, 128 by default, instead of letting it wait."""
+
 VERSIONS: Mapping[EngineName, Callable[[], str]] = {
     "vllm": vllm.default_version,
     "sglang": sglang.default_version,
     "tensorrt-llm": trtllm.default_version,
+    "tgi": tgi.default_version,
 }
 
 
@@ -63,15 +71,16 @@ def settings(
     -------
     https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/ (CUDA graphs, read 2026-11-29).
     """
+    grid = GRID if parallelism.data_parallel_size == 1 else RANK_GRID
     match engine:
         case "vllm":
             usual = vllm.default_params(version, gpu, model)
             return tuple(
                 replace(usual, max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=context_tokens)
-                for rows, tokens in GRID
+                for rows, tokens in grid
             )
         case "sglang":
-            tried = (_sglang(version, gpu, model, parallelism, context_tokens, rows, tokens) for rows, tokens in GRID)
+            tried = (_sglang(version, gpu, model, parallelism, context_tokens, rows, tokens) for rows, tokens in grid)
             # what SGLang keeps back for a large chunk may be more than a small GPU has
             return tuple(params for params in tried if params.mem_fraction_static > 0.0)
         case "tensorrt-llm":
@@ -86,7 +95,18 @@ def settings(
                     cuda_graph_padding=True,
                     cuda_graph_max_batch_size=rows,
                 )
-                for rows, tokens in GRID
+                for rows, tokens in grid
+            )
+        case "tgi":
+            usual_tgi = tgi.default_params(version, gpu, model, parallelism)
+            return tuple(
+                replace(
+                    usual_tgi,
+                    max_concurrent_requests=rows,
+                    max_batch_prefill_tokens=tokens,
+                    max_total_tokens=context_tokens,
+                )
+                for rows, tokens in TGI_GRID
             )
         case _:
             raise AssertionError(f"engine {engine} is not searched")  # config accepts no other
@@ -101,12 +121,12 @@ def _sglang(
     rows: int,
     tokens: int,
 ) -> SglangParams:
-    """SGLang sizes its memory by the chunk, so the share of memory is that for the chunk that is tried."""
+    """Parameters of one rank. SGLang sizes its memory by the chunk of all ranks together."""
     usual = sglang.default_params(version, gpu, model, parallelism)
     tried = replace(
         usual,
         max_running_requests=rows,
-        chunked_prefill_size=tokens,
+        chunked_prefill_size=tokens * parallelism.data_parallel_size,
         max_prefill_tokens=max(tokens, usual.max_prefill_tokens),
         context_length=context_tokens,
         cuda_graph_max_bs=min(rows, usual.cuda_graph_max_bs),
@@ -115,7 +135,7 @@ def _sglang(
     return replace(
         tried,
         mem_fraction_static=fraction,
-        chunked_prefill_size=tokens // parallelism.data_parallel_size,
+        chunked_prefill_size=tokens,
     )
 
 
@@ -130,6 +150,7 @@ _UNBOUND: Mapping[type, Mapping[str, Any]] = {
         "mem_fraction_static": 0.0,
         "cuda_graph_max_bs": 0,
     },
+    TgiParams: {"max_concurrent_requests": 0, "max_batch_prefill_tokens": 0, "cuda_memory_fraction": 0.0},
     TrtllmParams: {
         "max_batch_size": 0,
         "max_num_tokens": 0,

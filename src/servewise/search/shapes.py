@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servewise.catalog import supported_precisions
+from servewise.errors import InputError
 from servewise.perf import memory
 from servewise.search.settings import settings
 from servewise.search.spreads import spreads
@@ -85,7 +86,10 @@ def _shape(search: Search, deployment: Deployment, choice: PrecisionChoice, inde
     """A shape with its memory, or the reason why it cannot be built."""
     longest = deployment.max_request_tokens
     mean_tokens = int((search.workload.input_tokens + search.workload.output_tokens / 2).mean())
-    report = memory(deployment, mean_tokens)
+    try:
+        report = memory(deployment, mean_tokens)
+    except InputError as refused:  # by the engine's own rules
+        return Shape(index=index, deployment=deployment, memory=None, precision=choice, reason=str(refused))
     too_long = ""
     if report.fits and report.kv_capacity_tokens < longest:
         # only with sliding windows, whose longest request takes less memory than its tokens suggest

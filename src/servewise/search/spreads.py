@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servewise.engines import vllm
+from servewise.engines import tgi, vllm
 from servewise.types import EngineName, GpuSpec, ModelSpec, Parallelism, WeightPrecision
 
 __all__ = ["spreads"]
@@ -24,7 +24,11 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     gpu : GpuSpec
     weights : WeightPrecision
     """
-    tensor = vllm.supported_tensor_parallel_sizes(model, gpu, weights)
+    tensor = (
+        tgi.supported_tensor_parallel_sizes(model, gpu)
+        if engine == "tgi"
+        else vllm.supported_tensor_parallel_sizes(model, gpu, weights)
+    )
     found = [Parallelism(tensor_parallel_size=size) for size in tensor]
     if model.moe is not None and engine in ATTENTION_RANKS:
         found += [
