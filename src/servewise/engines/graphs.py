@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servewise.engines import sglang, trtllm, vllm
-from servewise.types import Deployment, LlamacppParams, SglangParams, TrtllmParams, VllmParams
+from servewise.types import Deployment, LlamacppParams, OllamaParams, SglangParams, TrtllmParams, VllmParams
 
 __all__ = ["capture_sizes", "pads_to_captured_sizes", "replays_graphs_with_prompts"]
 
@@ -20,7 +20,7 @@ def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
             return sglang.capture_sizes(params)
         case TrtllmParams() as params:
             return trtllm.capture_sizes(params)
-        case LlamacppParams():
+        case LlamacppParams() | OllamaParams():
             return ()
 
 
@@ -31,7 +31,7 @@ def pads_to_captured_sizes(deployment: Deployment) -> bool:
             return True
         case TrtllmParams(cuda_graph_padding=padding):
             return padding
-        case LlamacppParams():
+        case LlamacppParams() | OllamaParams():
             return False
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import ranks, reserving, vllm
+from servewise.kernel import llamacpp, ranks, reserving, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -40,7 +40,11 @@ def _reserving(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # 
     return reserving.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
 
-DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving}
+def _llamacpp(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return llamacpp.advance(rep, i, req, out, times, eng, lim, px, recorder_at(rec, i), driver, horizon)
+
+
+DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving, llamacpp.Slots: _llamacpp}
 
 
 def advance(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from servewise.errors import InputError, SimulationError
 from servewise.kernel import fleet, layout
 from servewise.sim.check import check
-from servewise.sim.drivers import driver_of, routes_by_kv_use
+from servewise.sim.drivers import AdaptsRequests, driver_of, routes_by_kv_use
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed, pack_accepted, pack_times
 from servewise.types import Deployment, MemoryReport, Promise, RequestLog, StepModel, StepTable, VllmParams, Workload
@@ -70,7 +70,7 @@ def simulate(
     num_samples: int = 0,
     fast_forward: bool = True,
 ) -> Outcome:
-    """Simulate a fleet of vLLM, SGLang or TensorRT-LLM on a workload.
+    """Simulate a fleet of vLLM, SGLang, TensorRT-LLM, llama.cpp or Ollama on a workload.
 
     Data parallel ranks of vLLM run in lock step behind the engine's own router (docs/vllm-scheduler.md). Of other
     engines' ranks one is simulated: give it its share of the workload.
@@ -215,7 +215,12 @@ def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) 
     """Requests and prefix nodes as the deployment's engine sees them, see ``pack.pack_accepted``."""
     driver = driver_of(deployment)
     accepts = driver.accepts(workload, deployment)
-    return pack_accepted(workload, deployment, table, accepts=accepts, knows_prefixes=driver.knows_prefixes)
+    max_output = None
+    if isinstance(driver, AdaptsRequests):
+        workload, max_output = driver.adapt(workload, deployment)
+    return pack_accepted(
+        workload, deployment, table, accepts=accepts, knows_prefixes=driver.knows_prefixes, max_output=max_output
+    )
 
 
 def _outcome(task: _Task, *, knows_prefix: bool) -> Outcome:
