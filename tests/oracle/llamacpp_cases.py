@@ -1,4 +1,4 @@
-"""Workloads for llama.cpp's slots: few slots, small passes, shared prefixes, caches that fill up, models that unload."""
+"""Workloads for llama.cpp: few slots, small passes, shared prefixes, caches that fill up, models that unload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ class SlotCase:
 def server(slots: int = 4, *, unified: bool = False, batch: int = 8, ubatch: int = 4, context: int = 1024) -> Params:
     """A server small enough to be followed by hand."""
     return Params(
-        num_slots=slots, cells=context, context=context, n_batch=batch, n_ubatch=ubatch, is_unified=unified or slots == 1
+        num_slots=slots,
+        cells=context,
+        context=context,
+        n_batch=batch,
+        n_ubatch=ubatch,
+        is_unified=unified or slots == 1,
     )
 
 

@@ -181,4 +181,3 @@ def assert_closed_loop_agrees(
     assert kernel.peak_running == plain.peak_running
     assert kernel.peak_kv_blocks == plain.peak_blocks
     return kernel
-

@@ -5,14 +5,19 @@ The figures live in ``servewise/data/engines/llamacpp.toml`` with their sources.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from servewise.engines import facts
 from servewise.errors import InputError
 from servewise.types import GpuSpec, LlamacppParams, ModelSpec, Parallelism, Provenance
 
 __all__ = [
+    "HostRates",
     "default_params",
     "default_version",
     "host_layers",
+    "host_provenance",
+    "host_rates",
     "launch_args",
     "library_gib",
     "provenance",
@@ -21,6 +26,16 @@ __all__ = [
 ]
 
 ENGINE = "llamacpp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRates:
+    """What the host of a GPU does a second; batches of ``copy_tokens`` are computed by the GPU."""
+
+    memory_bytes_per_s: float
+    copy_bytes_per_s: float
+    flops_per_s: float
+    copy_tokens: int
 
 
 def default_version() -> str:
@@ -123,6 +138,22 @@ def host_layers(num_gpu_layers: int, model: ModelSpec) -> tuple[int, bool]:
     if num_gpu_layers < 0:
         return 0, False
     return min(model.num_layers + 1 - num_gpu_layers, model.num_layers), num_gpu_layers == 0
+
+
+def host_rates() -> HostRates:
+    """Rates of the host, which are assumed."""
+    host = facts.document(ENGINE)["host"]
+    return HostRates(
+        memory_bytes_per_s=1e9 * host["memory_gb_per_s"],
+        copy_bytes_per_s=1e9 * host["copy_gb_per_s"],
+        flops_per_s=1e12 * host["tflops_per_s"],
+        copy_tokens=host["copy_tokens"],
+    )
+
+
+def host_provenance() -> Provenance:
+    """Origin of the host's rates."""
+    return facts.cited(ENGINE, facts.document(ENGINE)["host"]["source"])
 
 
 def launch_args(params: LlamacppParams) -> tuple[str, ...]:

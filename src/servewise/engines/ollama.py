@@ -53,7 +53,9 @@ def provenance(version: str) -> Provenance:
     return facts.cited(ENGINE, facts.range_of(ENGINE, version)["source"])
 
 
-def default_params(version: str, gpu: GpuSpec, model: ModelSpec, parallelism: Parallelism | None = None) -> OllamaParams:
+def default_params(
+    version: str, gpu: GpuSpec, model: ModelSpec, parallelism: Parallelism | None = None
+) -> OllamaParams:
     """Parameters of ``ollama serve`` when nothing is set.
 
     Parameters

@@ -44,7 +44,12 @@ def _llamacpp(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # t
     return llamacpp.advance(rep, i, req, out, times, eng, lim, px, recorder_at(rec, i), driver, horizon)
 
 
-DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving, llamacpp.Slots: _llamacpp}
+DRIVERS: dict[type, Callable[..., Any]] = {
+    type(None): _vllm,
+    Ranks: _ranks,
+    Reservation: _reserving,
+    llamacpp.Slots: _llamacpp,
+}
 
 
 def advance(

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 from servewise.engines import llamacpp, ollama, sglang, trtllm, vllm
 from servewise.perf.layout import require_supported
-from servewise.perf.memory_engines import llamacpp_parts, sglang_cell_bytes, sglang_parts, trtllm_parts
+from servewise.perf.memory_engines import (
+    CONTEXT_PADDING,
+    llamacpp_parts,
+    sglang_cell_bytes,
+    sglang_parts,
+    trtllm_parts,
+)
 from servewise.perf.memory_kv import kv_layout, longest_request
 from servewise.perf.memory_parts import MemoryParts
 from servewise.perf.memory_vllm import vllm_parts
@@ -27,10 +33,14 @@ __all__ = ["largest_model_len", "memory"]
 
 REFERENCE_CONTEXT_TOKENS = 4096
 """Context at which sliding-window models' bytes per token are stated when the caller names none."""
-LENGTH_NAMES = {"vllm": "max_model_len", "sglang": "context_length", "tensorrt-llm": "max_seq_len", "llama.cpp": "ctx_size", "ollama": "context_length"}
+LENGTH_NAMES = {
+    "vllm": "max_model_len",
+    "sglang": "context_length",
+    "tensorrt-llm": "max_seq_len",
+    "llama.cpp": "ctx_size",
+    "ollama": "context_length",
+}
 """The parameter that bounds a request, by engine."""
-CONTEXT_PADDING = 256
-"""llama.cpp allocates a multiple of this."""
 
 
 def parts_of(deployment: Deployment) -> MemoryParts:
