@@ -29,7 +29,7 @@ def deployment(engine: EngineName, params: EngineParams) -> Deployment:
     )
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "llamacpp"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "llamacpp", "ollama"])
 def test_every_table_names_its_sources(name: str) -> None:
     document = facts.document(name)
     for row in document["range"]:

@@ -61,8 +61,8 @@ class Slots(NamedTuple):
     """The server's own settings, and its slots, the replica as first axis.
 
     ``split`` gives each slot a stream of ``cells`` cells, otherwise all share one of as many. A slot's content may have
-    ``context`` tokens, of which ``keep`` survive a context shift (``shift``). ``fifo`` lets requests that waited into slots first in, first out. A model that was
-    idle for more than ``keep_alive`` takes ``load`` to come back.
+    ``context`` tokens, of which ``keep`` survive a context shift (``shift``). ``fifo`` lets requests that waited into
+    slots first in, first out. A model that was idle for more than ``keep_alive`` takes ``load`` to come back.
     """
 
     split: int
@@ -404,8 +404,8 @@ def advance(
 ) -> int:
     """Simulate every step of replica ``i`` that is planned before ``horizon``; returns a status of ``layout``.
 
-    ``px`` and ``slots`` are the whole fleet's. Mutates ``rep``, ``out``, ``rec`` and ``slots``, and ``req.arrival`` in a
-    closed loop. ``horizon`` must be infinite or not exceed the arrival of any request that is not yet in the
+    ``px`` and ``slots`` are the whole fleet's. Mutates ``rep``, ``out``, ``rec`` and ``slots``, and ``req.arrival`` in
+    a closed loop. ``horizon`` must be infinite or not exceed the arrival of any request that is not yet in the
     replica's queue.
     """
     ints, floats = rep.ints, rep.floats

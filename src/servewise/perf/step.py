@@ -85,9 +85,8 @@ def warnings_of(formula: StepFormula) -> tuple[str, ...]:
     deployment = formula.deployment
     notes = [*formula.operators.notes.values(), *unvalidated(deployment)]
     if formula.host is not None:
-        notes.append(
-            f"{formula.host.frac:.0%} of the layers are on the host, whose rates are {llamacpp.host_provenance().source}"
-        )
+        rates = llamacpp.host_provenance().source
+        notes.append(f"{formula.host.frac:.0%} of the layers are on the host, whose rates are {rates}")
     if deployment.max_request_tokens > MEASURED_CONTEXT_TOKENS:
         notes.append(
             f"contexts above {MEASURED_CONTEXT_TOKENS} tokens extrapolate attention (longest request "
