@@ -1,7 +1,9 @@
 """llama.cpp's own benches: ``llama-bench`` and ``llama-batched-bench``.
 
-Prompts are computed in batches of ``n_ubatch`` tokens, one sequence after the other; all sequences decode together.
-``llama-bench`` fills the cache to a depth first. Prefill and decode are timed apart.
+``llama-batched-bench`` computes the prompts of all sequences one after the other in batches of ``n_batch`` tokens, and
+then a token of each at a time; every sequence has a stream of its own. That is what the simulated server does with as
+many slots when all prompts come at once and are in one logical batch, so these rows are predicted by a simulation.
+``llama-bench`` has one sequence and fills the cache to a depth first. Prefill and decode are timed apart.
 
 Sources: ggml-org/llama.cpp ``benches/dgx-spark``, ``tools/batched-bench/batched-bench.cpp``,
 ``tools/llama-bench/llama-bench.cpp`` (read 2026-11-29).
@@ -13,13 +15,25 @@ import re
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
 from benchmarks.throughput_names import place_gpu, place_model
 from benchmarks.throughput_rows import Row, Unplaceable
-from benchmarks.throughput_runs import StaticTimes, replaying_every_size, static_batch
+from benchmarks.throughput_runs import StaticTimes, queued, static_batch
 from servewise.engines import llamacpp
 from servewise.errors import InputError
-from servewise.perf import StepFormula
-from servewise.types import Deployment, ModelSpec, Parallelism, Precision, WeightPrecision
+from servewise.perf import StepFormula, memory, tabulate
+from servewise.sim import simulate
+from servewise.types import (
+    Deployment,
+    LlamacppParams,
+    ModelSpec,
+    Parallelism,
+    Precision,
+    Provenance,
+    StepModel,
+    WeightPrecision,
+)
 
 __all__ = ["file_type", "predict"]
 
@@ -61,15 +75,12 @@ def file_type(row: Row, model: ModelSpec) -> WeightPrecision:
 
 
 @cache
-def formula_of(row_model: str, gpu_name: str, weights: WeightPrecision, batch: int) -> StepFormula:
-    """Step times of one sequence or several on one GPU, with the cache in f16."""
+def formula_of(row_model: str, gpu_name: str, weights: WeightPrecision) -> StepFormula:
+    """Step times of up to ``DEFAULT_UBATCH`` tokens on one GPU, with the cache in f16."""
     model, gpu = place_model(row_model), place_gpu(gpu_name)
     version = llamacpp.default_version()
     params = replace(
-        llamacpp.default_params(version, gpu, model),
-        parallel=batch,
-        batch_size=DEFAULT_UBATCH,
-        ubatch_size=DEFAULT_UBATCH,
+        llamacpp.default_params(version, gpu, model), batch_size=DEFAULT_UBATCH, ubatch_size=DEFAULT_UBATCH
     )
     deployment = Deployment(
         model=model,
@@ -80,7 +91,43 @@ def formula_of(row_model: str, gpu_name: str, weights: WeightPrecision, batch: i
         parallelism=Parallelism(),
         params=params,
     )
-    return replaying_every_size(StepFormula(deployment), max(DEFAULT_UBATCH, batch))
+    return StepFormula(deployment)
+
+
+@cache
+def model_of(formula: StepFormula) -> StepModel:
+    """The same as a table, without a network."""
+    table = replace(tabulate(formula), request_fixed_s=0.0, request_s_per_input_token=0.0)
+    return StepModel(table=table, provenance={}, max_context_tokens=formula.deployment.max_request_tokens)
+
+
+def simulated(formula: StepFormula, *, batch: int, input_tokens: int, output_tokens: int, chunk: int) -> StaticTimes:
+    """Time of ``batch`` sequences through the simulated server: prompts in one logical batch, then decode steps.
+
+    The bench keeps no checkpoints for models with sliding windows, so their prompts are not cut before their end.
+    """
+    room = input_tokens + output_tokens + 2
+    deployment = replace(
+        formula.deployment,
+        model=replace(formula.deployment.model, num_sliding_layers=0),
+        params=LlamacppParams(
+            ctx_size=batch * -(-room // 256) * 256,
+            parallel=batch,
+            batch_size=max(batch * input_tokens, chunk),
+            ubatch_size=chunk,
+            kv_unified=False,
+        ),
+    )
+    workload = queued(
+        "llama-batched-bench",
+        np.full(batch, input_tokens),
+        np.full(batch, output_tokens + 1),
+        Provenance(kind="derived", source="the row's lengths"),
+    )
+    report = memory(replace(deployment, model=formula.deployment.model))
+    outputs = simulate(workload, deployment, model_of(formula), report).outputs
+    first_s = float(outputs.first.max())
+    return StaticTimes(prefill_s=first_s, decode_s=float(outputs.last.max()) - first_s)
 
 
 def predict(row: Row) -> float:
@@ -95,36 +142,41 @@ def predict(row: Row) -> float:
         raise Unplaceable("llama.cpp over several GPUs is not modelled")
     model = place_model(row.model)
     place_gpu(row.gpu)
-    batch = row.batch or 1
     ubatch = re.search(r"n_ubatch=(\d+)", row.notes)
-    depth = re.search(r"context depth=(\d+)", row.notes)
+    chunk = int(ubatch.group(1)) if ubatch else DEFAULT_UBATCH
     try:
-        times = timed(
-            formula_of(row.model, row.gpu, file_type(row, model), batch),
-            row,
-            batch=batch,
-            chunk=int(ubatch.group(1)) if ubatch else DEFAULT_UBATCH,
-            depth=int(depth.group(1)) if depth else 0,
-        )
+        formula = formula_of(row.model, row.gpu, file_type(row, model))
+        if "batched-bench" in row.source:
+            times = simulated(
+                formula,
+                batch=row.batch or 1,
+                input_tokens=row.input_tokens,
+                output_tokens=row.output_tokens,
+                chunk=chunk,
+            )
+        else:
+            times = one_sequence(formula, row, chunk)
     except InputError as error:
         raise Unplaceable(str(error)) from None
     if row.metric == "prefill_tokens_per_s" and row.input_tokens:
-        return batch * row.input_tokens / times.prefill_s
+        return (row.batch or 1) * row.input_tokens / times.prefill_s
     if row.metric == "decode_tokens_per_s" and row.output_tokens:
-        return batch * row.output_tokens / times.decode_s
+        return (row.batch or 1) * row.output_tokens / times.decode_s
     raise Unplaceable(f"no prediction of {row.metric} without its lengths")
 
 
-def timed(formula: StepFormula, row: Row, *, batch: int, chunk: int, depth: int) -> StaticTimes:
+def one_sequence(formula: StepFormula, row: Row, chunk: int) -> StaticTimes:
     """Time of the part that a row states: decode is timed without the prompts, each token taking a step."""
+    depth = re.search(r"context depth=(\d+)", row.notes)
+    filled = int(depth.group(1)) if depth else 0
     if row.metric == "decode_tokens_per_s":
         return static_batch(
             formula,
-            batch=batch,
+            batch=1,
             input_tokens=0,
             output_tokens=row.output_tokens,
-            cached_tokens=depth + row.input_tokens,
+            cached_tokens=filled + row.input_tokens,
         )
     return static_batch(
-        formula, batch=batch, input_tokens=row.input_tokens, output_tokens=0, cached_tokens=depth, chunk=chunk
+        formula, batch=1, input_tokens=row.input_tokens, output_tokens=0, cached_tokens=filled, chunk=chunk
     )

@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks import throughput_tgi
 from benchmarks.accuracy_page import ServingResults, serving_section
@@ -19,6 +22,7 @@ from benchmarks.serving_fit import fit_rows, linearize, predict, prepare
 from benchmarks.serving_rows import place, read_rows
 from benchmarks.serving_shipped import shipped_overheads
 from benchmarks.serving_validation import GROUPINGS, hold_out
+from benchmarks.throughput import Placed, evaluate
 
 INTRODUCTION = """# Accuracy
 
@@ -101,6 +105,23 @@ def throughput_section(data: Path) -> str:
             f"| {name} | {found['n']} | {found['median_ape_pct']:.1f}% | {found['spearman']:.3f} | "
             f"{100 * found['coverage_frac']:.0f}% | {100 * found['above_frac']:.0f}% |\n"
         )
+    return text + llamacpp_table(evaluate(data / "measured" / "llamacpp_dgx_spark.csv").placed)
+
+
+def llamacpp_table(placed: Sequence[Placed]) -> str:
+    """llama.cpp's benches apart: batches go through the simulated server, single sequences do not."""
+    text = (
+        "\nllama.cpp's benches on GB10 apart. `llama-batched-bench` is predicted by simulating the server with a slot "
+        "for each sequence, `llama-bench` by adding up steps of one.\n\n"
+        "| bench | figure | rows | median error | 90th percentile | median with sign |\n|---|---|---:|---:|---:|---:|\n"
+    )
+    for bench in ("llama-batched-bench", "llama-bench"):
+        for metric, name in (("prefill_tokens_per_s", "prompts"), ("decode_tokens_per_s", "decoding")):
+            errors = np.array([p.error for p in placed if f"({bench})" in p.row.source and p.row.metric == metric])
+            text += (
+                f"| {bench} | {name} | {len(errors)} | {100 * np.median(abs(errors)):.1f}% | "
+                f"{100 * np.percentile(abs(errors), 90):.1f}% | {100 * np.median(errors):+.1f}% |\n"
+            )
     return text
 
 

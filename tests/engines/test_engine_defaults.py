@@ -29,7 +29,7 @@ def deployment(engine: EngineName, params: EngineParams) -> Deployment:
     )
 
 
-@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "llamacpp"])
+@pytest.mark.parametrize("name", ["vllm", "sglang", "trtllm", "llamacpp", "ollama"])
 def test_every_table_names_its_sources(name: str) -> None:
     document = facts.document(name)
     for row in document["range"]:
@@ -153,12 +153,19 @@ def test_parameters_that_tensorrt_llm_refuses(field: str, value: object, message
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
-    [("ubatch_size", 4096, "above batch_size"), ("ctx_size", 10**9, "more than"), ("parallel", 0, "at least 1")],
+    [("ubatch_size", 4096, "above batch_size"), ("parallel", 0, "at least 1")],
 )
 def test_parameters_that_llama_server_refuses(field: str, value: object, message: str) -> None:
     params = replace(llamacpp.default_params("b10488", H100, LLAMA), **{field: value})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=message):
         llamacpp.validate(params, LLAMA)
+
+
+def test_shared_cells_may_exceed_the_models_context_and_slots_may_not() -> None:
+    params = replace(llamacpp.default_params("b10488", H100, LLAMA), ctx_size=4 * LLAMA.max_context_tokens + 4)
+    llamacpp.validate(params, LLAMA)
+    with pytest.raises(InputError, match="more than the 131072 tokens"):
+        llamacpp.validate(replace(params, kv_unified=False), LLAMA)
 
 
 def test_versions_are_read_and_old_ones_refused() -> None:

@@ -6,18 +6,33 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle import baselines_plain, pipeline_plain, reserving_plain, tgi_plain, trtllm_plain, vllm_plain
+from oracle import baselines_plain, llamacpp_plain, pipeline_plain, reserving_plain, tgi_plain, trtllm_plain, vllm_plain
 from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
 
-Live = vllm_plain.Live | reserving_plain.Live | trtllm_plain.Live | tgi_plain.Live | baselines_plain.Live
-Params = vllm_plain.Params | reserving_plain.Params | trtllm_plain.Params | tgi_plain.Params | baselines_plain.Params
+Live = (
+    vllm_plain.Live
+    | reserving_plain.Live
+    | trtllm_plain.Live
+    | tgi_plain.Live
+    | llamacpp_plain.Live
+    | baselines_plain.Live
+)
+Params = (
+    vllm_plain.Params
+    | reserving_plain.Params
+    | trtllm_plain.Params
+    | tgi_plain.Params
+    | llamacpp_plain.Params
+    | baselines_plain.Params
+)
 Engine = (
     vllm_plain.Engine
     | pipeline_plain.Engine
     | reserving_plain.Engine
     | trtllm_plain.Engine
     | tgi_plain.Engine
+    | llamacpp_plain.Engine
     | baselines_plain.Engine
 )
 
@@ -53,6 +68,8 @@ def _engine(params: Params, times: StepTable) -> Engine:
         return baselines_plain.Engine(params, times)
     if isinstance(params, tgi_plain.Params):
         return tgi_plain.Engine(params, times)
+    if isinstance(params, llamacpp_plain.Params):
+        return llamacpp_plain.Engine(params, times)
     if isinstance(params, reserving_plain.Params):
         return reserving_plain.Engine(params, times)
     return vllm_plain.Engine(params, times)

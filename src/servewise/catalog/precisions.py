@@ -41,6 +41,7 @@ def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision,
     ``data/catalog/precisions.csv``: the support matrix and pages of vLLM's documentation, llama.cpp's backends and
     types, a source a value.
     """
+    engine = "llama.cpp" if engine == "ollama" else engine  # which it runs
     table = read_facts(PRECISIONS)
     engines = {field.rsplit(".", 2)[0] for fields in table.values() for field in fields}
     if engine not in engines:

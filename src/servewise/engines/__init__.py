@@ -1,6 +1,6 @@
 """Serving engines: their defaults by version, their flags and what they take of a GPU's memory."""
 
-from servewise.engines import baselines, llamacpp, sglang, tgi, trtllm, vllm
+from servewise.engines import baselines, llamacpp, ollama, sglang, tgi, trtllm, vllm
 from servewise.engines.graphs import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
 from servewise.engines.launch import Launch
 
@@ -9,6 +9,7 @@ __all__ = [
     "baselines",
     "capture_sizes",
     "llamacpp",
+    "ollama",
     "pads_to_captured_sizes",
     "replays_graphs_with_prompts",
     "sglang",

@@ -7,6 +7,7 @@ from servewise.types import (
     BaselineParams,
     Deployment,
     LlamacppParams,
+    OllamaParams,
     SglangParams,
     TgiParams,
     TrtllmParams,
@@ -32,7 +33,7 @@ def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
             return capture_sizes(baselines.as_vllm(deployment, 1))
         case TgiParams() as params:
             return tgi.capture_sizes(params)
-        case LlamacppParams():
+        case LlamacppParams() | OllamaParams():
             return ()
 
 
@@ -43,7 +44,7 @@ def pads_to_captured_sizes(deployment: Deployment) -> bool:
             return True
         case TrtllmParams(cuda_graph_padding=padding):
             return padding
-        case LlamacppParams():
+        case LlamacppParams() | OllamaParams():
             return False
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import orca, pipeline, ranks, reserving, static, tgi, trtllm, vllm
+from servewise.kernel import llamacpp, orca, pipeline, ranks, reserving, static, tgi, trtllm, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -64,6 +64,10 @@ def _tgi(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: 
     return tgi.advance(rep, i, req, out, times, eng, lim, prefix_at(px, i), driver, recorder_at(rec, i), horizon)
 
 
+def _llamacpp(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return llamacpp.advance(rep, i, req, out, times, eng, lim, px, recorder_at(rec, i), driver, horizon)
+
+
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Ranks: _ranks,
@@ -73,6 +77,7 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     trtllm.Trtllm: _trtllm,
     Pipeline: _pipeline,
     Tgi: _tgi,
+    llamacpp.Slots: _llamacpp,
 }
 
 

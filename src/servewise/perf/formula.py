@@ -16,14 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.engines import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
+from servewise.engines import capture_sizes, ollama, pads_to_captured_sizes, replays_graphs_with_prompts
 from servewise.perf.communication import collectives_s
+from servewise.perf.host_layers import host_layers
 from servewise.perf.layout import (
     Experts,
     bytes_per_weight,
     compute_type,
     expert_layer,
     head_precision,
+    kv_element_bytes,
     layer_matrices,
     local_heads,
     require_supported,
@@ -112,6 +114,7 @@ class StepFormula:
     """
 
     def __init__(self, deployment: Deployment, overheads: Overheads | None = None) -> None:
+        deployment = ollama.as_llama_server(deployment)
         require_supported(deployment)
         deployment = timed_as(deployment)
         model, tp = deployment.model, deployment.parallelism.tensor_parallel_size
@@ -126,6 +129,7 @@ class StepFormula:
         self.num_heads, self.num_kv_heads = local_heads(model, tp)
         self.matrices = layer_matrices(model, weights, tp, deployment.engine)
         self.experts = expert_layer(model, weights, deployment.parallelism)
+        self.host = host_layers(deployment, self.matrices, self.experts)
         self.overheads = overheads or overheads_of(deployment)[0]
         self.capture_sizes = np.asarray(capture_sizes(deployment), np.float64)
         self.pads = pads_to_captured_sizes(deployment)
@@ -163,7 +167,12 @@ class StepFormula:
         return np.asarray(np.where(np.isinf(captured), tokens, captured))
 
     def replayed(self, tokens: Array, *, with_prompts: bool = False) -> NDArray[np.bool_]:
-        """Whether a step of so many tokens, some of them of prompts or none, replays a CUDA graph."""
+        """Whether a step of so many tokens, some of them of prompts or none, replays a CUDA graph.
+
+        llama.cpp enqueues its kernels from C++, in graphs or not: as fast as from one.
+        """
+        if self.deployment.engine == "llama.cpp":
+            return np.ones(tokens.shape, np.bool_)
         if not len(self.capture_sizes) or (with_prompts and not self.graphs_with_prompts):
             return np.zeros(tokens.shape, np.bool_)
         if self.pads:
@@ -189,11 +198,14 @@ class StepFormula:
         replayed = self.replayed(tokens, with_prompts=with_prompts)
         m = np.where(replayed, self.padded(tokens), tokens)
         read, products = self._matrix_products(m)
+        if self.host is not None:
+            read, products = self.host.on_gpu_frac(m) * read, self.host.on_gpu_frac(m) * products
         moved = self.elementwise_bytes() * m / self.bandwidth()
         num_expert_layers = self.experts.num_layers if self.experts is not None else 0
         gaps = known.layer_us * model.num_layers + known.expert_layer_us * num_expert_layers
         layers = np.full_like(m, 1e-6 * gaps)
         weights, compute = known.weights_scale * read, known.compute_scale * (products - read)
+        weights = weights if self.host is None else weights + self.host.products_s(m)
         # fitted on NVLink, where kernels decide; over PCIe the bus does
         scale = known.collective_scale if self.deployment.gpu.link_kind == "nvlink" else 1.0
         collectives = scale * collectives_s(self.deployment, self.operators, m)
@@ -286,12 +298,12 @@ class StepFormula:
         model = self.deployment.model
         n, context = num_rows, context_tokens
         total = np.zeros(np.broadcast_shapes(num_rows.shape, context_tokens.shape))
-        width = {"bf16": 2.0, "fp8": 1.0}[self.deployment.precision.kv]
+        key, value = kv_element_bytes(self.deployment)
         if model.attention == "mla":
-            bytes_per_token = width * (model.kv_lora_rank + model.qk_rope_head_dim)
+            bytes_per_token = key * (model.kv_lora_rank + model.qk_rope_head_dim)
             flops_per_token = 2.0 * self.num_heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
         else:
-            bytes_per_token = width * self.num_kv_heads * (model.head_dim + model.v_head_dim)
+            bytes_per_token = self.num_kv_heads * (model.head_dim * key + model.v_head_dim * value)
             flops_per_token = 2.0 * self.num_heads * (model.head_dim + model.v_head_dim)
         for group in self.layers:
             c = group.decode
@@ -299,7 +311,10 @@ class StepFormula:
             read = bytes_per_token * (seen + n * c.extra_tokens) / c.bytes_per_s
             math = flops_per_token * seen / c.flops_per_s
             work = c.launch_s + c.row_head_s * n * self.num_heads
-            total = total + group.num_layers * (work + (read**c.norm + math**c.norm) ** (1 / c.norm))
+            time = group.num_layers * (work + (read**c.norm + math**c.norm) ** (1 / c.norm))
+            if self.host is not None:
+                time = (1 - self.host.frac) * time + self.host.read_s(group.num_layers * bytes_per_token * seen)
+            total = total + time
         return np.where(n > 0, self.overheads.attention_scale * total, 0.0)
 
     def mixed_row_attention_s(self) -> tuple[float, float]:
@@ -341,6 +356,8 @@ class StepFormula:
             c = group.prefill
             flops_per_pair = 2.0 * self.num_heads * (dims + 2.0 * c.exp_dims)
             pair_s = scale * group.num_layers * flops_per_pair / c.flops_per_s
+            if self.host is not None:
+                pair_s = (1 - self.host.frac) * pair_s + self.host.attend_s(group.num_layers * flops_per_pair)
             fixed += scale * group.num_layers * c.launch_s
             per_token += scale * group.num_layers * moved / c.bytes_per_s
             per_token += pair_s * (group.window_tokens + 0.5 * c.extra_tokens)

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servewise.errors import InputError
-from servewise.types import Deployment, EngineName, GpuSpec, ModelSpec, Parallelism, WeightPrecision
+from servewise.types import (
+    CacheType,
+    Deployment,
+    EngineName,
+    GpuSpec,
+    KvPrecision,
+    LlamacppParams,
+    ModelSpec,
+    Parallelism,
+    WeightPrecision,
+)
 
 __all__ = [
     "GGUF_PRECISIONS",
@@ -15,6 +25,7 @@ __all__ = [
     "compute_type",
     "expert_layer",
     "head_precision",
+    "kv_element_bytes",
     "layer_matrices",
     "local_heads",
     "require_supported",
@@ -66,6 +77,9 @@ COMPUTE_TYPES: dict[WeightPrecision, str] = {
 }
 """Matrix type a GPU needs to compute in the stored precision; ``int4`` and ``mxfp4`` compute in bf16. llama.cpp
 multiplies GGUF blocks as 8-bit integers, at a rate that is known as a share of the bf16 peak."""
+KV_BYTES: dict[KvPrecision, float] = {"bf16": 2.0, "fp8": 1.0}
+CACHE_BYTES: dict[CacheType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+"""An element of a KV cache [bytes]; llama.cpp's blocks of 32 have one f16 scale (``ggml/src/ggml-common.h``)."""
 GGUF_PRECISIONS: tuple[WeightPrecision, ...] = ("q8_0", "q4_0", "q4_k_m")
 """Precisions that only llama.cpp reads."""
 LLAMACPP_PRECISIONS: tuple[WeightPrecision, ...] = ("bf16", *GGUF_PRECISIONS, "mxfp4")
@@ -160,6 +174,14 @@ def head_precision(weights: WeightPrecision, engine: EngineName) -> WeightPrecis
     The 6.6 bits of Q6_K, in 4-bit files, are taken as Q8_0's 8.5.
     """
     return "q8_0" if engine == "llama.cpp" and weights != "bf16" else "bf16"
+
+
+def kv_element_bytes(deployment: Deployment) -> tuple[float, float]:
+    """Stored size of an element of the keys and of the values in the KV cache [bytes]."""
+    params = deployment.params
+    if isinstance(params, LlamacppParams):
+        return CACHE_BYTES[params.cache_type_k], CACHE_BYTES[params.cache_type_v]
+    return KV_BYTES[deployment.precision.kv], KV_BYTES[deployment.precision.kv]
 
 
 def local_heads(model: ModelSpec, tensor_parallel_size: int) -> tuple[int, int]:
@@ -260,6 +282,11 @@ def require_readable(deployment: Deployment) -> None:
         raise InputError(
             f"llama.cpp has no weights in {weights}; allowed: {', '.join(LLAMACPP_PRECISIONS)} "
             "(F16, Q8_0, Q4_0, Q4_K_M, MXFP4)"
+        )
+    if engine == "llama.cpp" and deployment.precision.kv != "bf16":
+        raise InputError(
+            f"llama.cpp has no KV cache in {deployment.precision.kv}; set cache_type_k and cache_type_v "
+            "(kv_cache_type for Ollama), and leave the precision's at bf16"
         )
     if engine != "llama.cpp" and weights in GGUF_PRECISIONS:
         raise InputError(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from servewise.engines import baselines, llamacpp, sglang, tgi, trtllm, vllm
+from servewise.engines import baselines, llamacpp, ollama, sglang, tgi, trtllm, vllm
 from servewise.perf.layout import require_supported
 from servewise.perf.memory_baselines import baseline_parts
-from servewise.perf.memory_engines import llamacpp_parts, sglang_cell_bytes, sglang_parts, trtllm_parts
+from servewise.perf.memory_engines import (
+    CONTEXT_PADDING,
+    llamacpp_parts,
+    sglang_cell_bytes,
+    sglang_parts,
+    trtllm_parts,
+)
 from servewise.perf.memory_kv import kv_layout, longest_request
 from servewise.perf.memory_parts import MemoryParts
 from servewise.perf.memory_tgi import tgi_bytes_per_token, tgi_parts
@@ -18,6 +24,7 @@ from servewise.types import (
     EngineParams,
     LlamacppParams,
     MemoryReport,
+    OllamaParams,
     Provenance,
     SglangParams,
     TgiParams,
@@ -30,7 +37,13 @@ __all__ = ["largest_model_len", "memory"]
 
 REFERENCE_CONTEXT_TOKENS = 4096
 """Context at which sliding-window models' bytes per token are stated when the caller names none."""
-LENGTH_NAMES = {"vllm": "max_model_len", "sglang": "context_length", "tgi": "max_total_tokens"}
+LENGTH_NAMES = {
+    "vllm": "max_model_len",
+    "sglang": "context_length",
+    "tgi": "max_total_tokens",
+    "llama.cpp": "ctx_size",
+    "ollama": "context_length",
+}
 """The parameter that bounds a request, by engine; ``max_seq_len`` in all others."""
 
 
@@ -49,11 +62,13 @@ def parts_of(deployment: Deployment) -> MemoryParts:
             return baseline_parts(deployment)
         case TgiParams() as params:
             return tgi_parts(deployment, params)
+        case OllamaParams():
+            return parts_of(ollama.as_llama_server(deployment))
 
 
 def validate(deployment: Deployment) -> None:
     """Refuse parameters that the engine would refuse, and parallelism that makes no sense."""
-    require_supported(deployment)
+    require_supported(ollama.as_llama_server(deployment))
     match deployment.params:
         case VllmParams() as params:
             vllm.validate(params, deployment.model)
@@ -68,6 +83,8 @@ def validate(deployment: Deployment) -> None:
         case TgiParams() as params:
             tgi.validate(params, deployment.model)
             tgi.require_supported(deployment)
+        case OllamaParams() as params:
+            ollama.validate(params, deployment.model)
 
 
 def defaults_provenance(deployment: Deployment) -> Provenance:
@@ -85,6 +102,8 @@ def defaults_provenance(deployment: Deployment) -> Provenance:
             return baselines.provenance()
         case "tgi":
             return tgi.provenance(deployment.engine_version)
+        case "ollama":
+            return ollama.provenance(deployment.engine_version)
 
 
 def provenance_of(deployment: Deployment, parts: MemoryParts) -> dict[str, Provenance]:
@@ -106,14 +125,16 @@ def bytes_per_token(deployment: Deployment, context_tokens: int | None) -> float
     if deployment.engine == "tgi":
         return tgi_bytes_per_token(deployment)
     context = min(context_tokens or REFERENCE_CONTEXT_TOKENS, deployment.max_request_tokens)
-    return kv_layout(deployment).bytes_of_request(context) / context
+    return kv_layout(ollama.as_llama_server(deployment)).bytes_of_request(context) / context
 
 
 def usable_blocks(deployment: Deployment, kv_bytes: int, per_token: float) -> int:
     """Blocks that requests can use: vLLM and TGI withhold one, llama.cpp allocates the cells it was told to."""
     match deployment.params:
-        case LlamacppParams(ctx_size=cells):
-            return cells
+        case LlamacppParams() as params:
+            return params.slot_context_tokens * (params.parallel if params.is_split else 1)
+        case OllamaParams():
+            return usable_blocks(ollama.as_llama_server(deployment), kv_bytes, per_token)
         case VllmParams() | TgiParams():
             return max(0, int(kv_bytes // (per_token * deployment.kv_block_tokens)) - 1)
         case _:
@@ -180,7 +201,8 @@ def refusal(deployment: Deployment, report: MemoryReport) -> str:
     if report.budget_bytes > report.mem_bytes:
         return (
             f"weights, buffers and {deployment.max_request_tokens} tokens of context take "
-            f"{format_bytes(report.budget_bytes)} > {format_bytes(report.mem_bytes)} {where}; lower ctx_size"
+            f"{format_bytes(report.budget_bytes)} > {format_bytes(report.mem_bytes)} {where}; "
+            f"lower {LENGTH_NAMES[deployment.engine]}"
         )
     if report.num_kv_blocks < 1:
         taken = report.budget_bytes - report.kv_bytes
@@ -189,7 +211,7 @@ def refusal(deployment: Deployment, report: MemoryReport) -> str:
             f"weights {format_bytes(report.weights_bytes)} + activations, CUDA graphs and buffers "
             f"{format_bytes(rest)} leave no KV cache of {format_bytes(report.budget_bytes)} usable {where}"
         )
-    if deployment.engine == "llama.cpp":
+    if deployment.engine in ("llama.cpp", "ollama"):
         return ""
     longest = longest_of(deployment, report)
     if longest < deployment.max_request_tokens:
@@ -224,6 +246,8 @@ def with_longest(params: EngineParams, tokens: int) -> EngineParams:
             return replace(params, max_total_tokens=tokens)
         case LlamacppParams():
             return replace(params, ctx_size=tokens * (1 if params.kv_unified else params.parallel))
+        case OllamaParams():
+            return replace(params, context_length=tokens)
 
 
 def largest_model_len(deployment: Deployment) -> int:
@@ -247,8 +271,9 @@ def largest_model_len(deployment: Deployment) -> int:
     report = memory(shortest)
     if not report.fits:
         return 0
-    if isinstance(deployment.params, LlamacppParams):
+    params = ollama.as_llama_server(deployment).params
+    if isinstance(params, LlamacppParams):
         spare = report.mem_bytes - report.budget_bytes
-        slots = 1 if deployment.params.kv_unified else deployment.params.parallel
-        return int(min(limit, 1 + spare // (report.kv_bytes_per_token * slots)))
+        cells = spare // (report.kv_bytes_per_token * (params.parallel if params.is_split else 1))
+        return int(min(limit, (1 + cells // CONTEXT_PADDING) * CONTEXT_PADDING))
     return min(longest_of(shortest, report), limit)

@@ -14,13 +14,15 @@ from servewise.perf.memory_weights import expert_weights, stage_layers, weights_
 from servewise.types import Deployment, LlamacppParams, Provenance, SglangParams, TrtllmParams, WeightPrecision
 from servewise.units import GIB
 
-__all__ = ["llamacpp_parts", "sglang_parts", "trtllm_parts"]
+__all__ = ["CONTEXT_PADDING", "llamacpp_parts", "sglang_parts", "trtllm_parts"]
 
 SWA_FULL_TOKENS_RATIO = 0.8
 """Tokens of SGLang's sliding-window pool for each token of the full one."""
 GGUF_BITS: dict[WeightPrecision, float] = {"bf16": 16.0, "q8_0": 8.5, "q4_0": 4.635, "q4_k_m": 4.8944}
 """Bits of a weight, embedding and head included, as F16, Q8_0, Q4_0 and Q4_K_M store Llama-3.1-8B (ggml-org/llama.cpp,
 ``tools/quantize/README.md``; Q4_0 by its blocks, with the head in Q6_K)."""
+CONTEXT_PADDING = 256
+"""llama.cpp allocates a multiple of this many cells."""
 MXFP4_BITS, MXFP4_REST_BITS = 4.25, 8.5
 """Bits of a weight in gpt-oss files: experts in MXFP4, the rest in Q8_0 (ggml-org's files)."""
 
@@ -122,10 +124,29 @@ def gguf_bytes(deployment: Deployment) -> int:
     return int(num_expert_weights * MXFP4_BITS / 8 + rest * MXFP4_REST_BITS / 8) + 2 * model.vision_num_params
 
 
+def llamacpp_cell_layers(deployment: Deployment, params: LlamacppParams) -> float:
+    """Cells of the KV cache times layers that hold them, on the fullest GPU.
+
+    Sources
+    -------
+    llama.cpp as vendored in llama-cpp-python 0.3.36, ``src/llama-kv-cache-iswa.cpp``: layers with a window have cells
+    for it, of each slot, and for a pass.
+    """
+    model = deployment.model
+    streams = params.parallel if params.is_split else 1
+    cells = params.slot_context_tokens
+    windows = model.sliding_window_tokens * (1 if params.is_split else params.parallel) + params.ubatch_size
+    windowed = min(cells, -(-windows // CONTEXT_PADDING) * CONTEXT_PADDING)
+    layers = stage_layers(model, deployment.parallelism)
+    num_sliding = round(model.num_sliding_layers * layers / model.num_layers)
+    return float(streams * (cells * (layers - num_sliding) + windowed * num_sliding))
+
+
 def llamacpp_parts(deployment: Deployment, params: LlamacppParams) -> MemoryParts:
     """What llama-server takes of a GPU: all cells of the KV cache are allocated at start.
 
-    The compute buffer holds the logits and one hidden state of ``ubatch_size`` tokens in f32.
+    The compute buffer holds the logits and one hidden state of ``ubatch_size`` tokens in f32. Layers that stay on the
+    host have their cells there; whether the host has room is not checked.
 
     Raises
     ------
@@ -140,9 +161,14 @@ def llamacpp_parts(deployment: Deployment, params: LlamacppParams) -> MemoryPart
     if ranks_of_layer(deployment) > 1:
         raise InputError("llama.cpp is planned with layers split over GPUs; use pipeline_parallel_size")
     weights = gguf_bytes(deployment)
+    on_host, output_too = llamacpp.host_layers(params.n_gpu_layers, model)
+    on_gpu = 1.0 - on_host / model.num_layers
+    tables = weights * 2 * model.vocab_size * model.hidden_size * (2 - model.tie_word_embeddings)
+    tables //= max(weights_bytes(model, "bf16", deployment.parallelism), 1)
+    weights = int(on_gpu * (weights - tables)) + (0 if output_too else tables)
     libraries, source = llamacpp.library_gib(deployment.gpu, 1)
     compute = 4 * params.ubatch_size * (model.vocab_size + model.hidden_size)
-    kv_bytes = int(kv_layout(deployment).bytes_of_request(params.ctx_size, params.ubatch_size))
+    kv_bytes = int(on_gpu * llamacpp_cell_layers(deployment, params) * kv_bytes_per_token_and_layer(deployment))
     derived = Provenance(kind="derived", source="shapes of the compute graph with flash attention")
     non_torch = int(libraries * GIB)
     return MemoryParts(

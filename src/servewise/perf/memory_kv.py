@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from servewise.engines import sglang
-from servewise.perf.layout import local_heads
+from servewise.perf.layout import kv_element_bytes, local_heads
 from servewise.perf.memory_weights import stage_layers
 from servewise.types import Deployment, ModelSpec
 
@@ -55,17 +55,17 @@ def kv_bytes_per_token_and_layer(deployment: Deployment) -> float:
     GPU, MLA one full copy of the latent. DeepSeek-V3.2: https://github.com/sgl-project/sglang/pull/11309.
     """
     model: ModelSpec = deployment.model
-    width = {"bf16": 2, "fp8": 1}[deployment.precision.kv]
+    key, value = kv_element_bytes(deployment)
     if model.attention == "mla":
         index = SPARSE_INDEX_BYTES.get(model.architecture, 0)
-        latent = (model.kv_lora_rank + model.qk_rope_head_dim) * width
+        latent = (model.kv_lora_rank + model.qk_rope_head_dim) * key
         if index and deployment.precision.kv == "fp8":
             latent = SPARSE_FP8_BYTES
         if deployment.engine == "sglang" and not sglang.counts_sparse_index(deployment.engine_version):
             index = 0
         return float(latent + index)
     _, kv_heads = local_heads(model, deployment.parallelism.tensor_parallel_size)
-    return float(kv_heads * (model.head_dim + model.v_head_dim) * width)
+    return float(kv_heads * (model.head_dim * key + model.v_head_dim * value))
 
 
 def kv_layout(deployment: Deployment) -> KvLayout:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from servewise.engines import baselines
+from servewise.engines import baselines, llamacpp
 from servewise.errors import OutOfRangeError
 from servewise.perf.formula import StepFormula
 from servewise.perf.layout import unvalidated
@@ -67,6 +67,8 @@ def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
     }
     if formula.experts is not None:
         parts["moe"] = formula.operators.provenance("moe")
+    if formula.host is not None:
+        parts["host"] = llamacpp.host_provenance()
     if formula.tensor_parallel_size > 1:
         parts["all_reduce"] = formula.operators.provenance("all_reduce")
     return {
@@ -82,6 +84,9 @@ def warnings_of(formula: StepFormula) -> tuple[str, ...]:
     """Transfers and extrapolations, in words."""
     deployment = formula.deployment
     notes = [*formula.operators.notes.values(), *unvalidated(deployment)]
+    if formula.host is not None:
+        rates = llamacpp.host_provenance().source
+        notes.append(f"{formula.host.frac:.0%} of the layers are on the host, whose rates are {rates}")
     if deployment.max_request_tokens > MEASURED_CONTEXT_TOKENS:
         notes.append(
             f"contexts above {MEASURED_CONTEXT_TOKENS} tokens extrapolate attention (longest request "

@@ -79,13 +79,19 @@ def pack_times(table: StepTable) -> layout.Times:
     )
 
 
-def pack_accepted(workload: Workload, deployment: Deployment, table: StepTable, accepts: NDArray[np.bool_]) -> Packed:
+def pack_accepted(
+    workload: Workload,
+    deployment: Deployment,
+    table: StepTable,
+    accepts: NDArray[np.bool_],
+    max_output: NDArray[np.int64] | None = None,
+) -> Packed:
     """Requests and prefix nodes as the engine sees them.
 
     Prompts that leave no room for a token are rejected, and those that the engine does not accept. Outputs are cut
-    at the longest context.
+    at the longest context, or at ``max_output`` of each request.
     """
-    room = deployment.max_request_tokens - workload.input_tokens
+    room = deployment.max_request_tokens - workload.input_tokens if max_output is None else max_output
     fits = (room >= 1) & accepts
     accepted: NDArray[np.int64] | None = None
     prefix = workload.prefix

@@ -9,7 +9,7 @@ import numpy as np
 from servewise.errors import InputError
 from servewise.kernel import fleet, layout
 from servewise.sim.check import check
-from servewise.sim.drivers import driver_of, routes_by_kv_use
+from servewise.sim.drivers import AdaptsRequests, driver_of, routes_by_kv_use
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed, pack_accepted, pack_times
 from servewise.sim.task import ROUTERS, Arrays, Task, completed, num_engines, num_ranks
@@ -31,7 +31,7 @@ def simulate(
     num_samples: int = 0,
     fast_forward: bool = True,
 ) -> Outcome:
-    """Simulate a fleet of vLLM, SGLang, TensorRT-LLM or TGI on a workload.
+    """Simulate a fleet of vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp or Ollama on a workload.
 
     Data parallel ranks of vLLM run in lock step behind the engine's own router (docs/vllm-scheduler.md). Of other
     engines' ranks one is simulated: give it its share of the workload.
@@ -170,8 +170,12 @@ def simulate_closed_loop(
 
 def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) -> Packed:
     """Requests and prefix nodes as the deployment's engine sees them, see ``pack.pack_accepted``."""
-    accepts = driver_of(deployment).accepts(workload, deployment)
-    return pack_accepted(workload, deployment, table, accepts)
+    driver = driver_of(deployment)
+    accepts = driver.accepts(workload, deployment)
+    max_output = None
+    if isinstance(driver, AdaptsRequests):
+        workload, max_output = driver.adapt(workload, deployment)
+    return pack_accepted(workload, deployment, table, accepts, max_output)
 
 
 def _whole_run(task: Task, state: Arrays) -> int:

@@ -12,6 +12,7 @@ from servewise.types.assurance import (
 from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
     BaselineParams,
+    CacheType,
     CapacitySchedulerPolicy,
     CudagraphMode,
     Deployment,
@@ -19,6 +20,7 @@ from servewise.types.deployment import (
     EngineParams,
     KvPrecision,
     LlamacppParams,
+    OllamaParams,
     Parallelism,
     Precision,
     Router,
@@ -59,6 +61,7 @@ __all__ = [
     "BaselineParams",
     "Breakdown",
     "Budget",
+    "CacheType",
     "Candidate",
     "CandidateStatus",
     "Candidates",
@@ -91,6 +94,7 @@ __all__ = [
     "Metric",
     "ModelSpec",
     "MoeSpec",
+    "OllamaParams",
     "Outage",
     "Parallelism",
     "Part",

@@ -11,6 +11,7 @@ from servewise.types.model import ModelSpec, WeightPrecision
 
 __all__ = [
     "BaselineParams",
+    "CacheType",
     "CapacitySchedulerPolicy",
     "CudagraphMode",
     "Deployment",
@@ -18,6 +19,7 @@ __all__ = [
     "EngineParams",
     "KvPrecision",
     "LlamacppParams",
+    "OllamaParams",
     "Parallelism",
     "Precision",
     "Router",
@@ -27,11 +29,15 @@ __all__ = [
     "VllmParams",
 ]
 
+CacheType = Literal["f16", "q8_0", "q4_0"]
+"""How llama.cpp stores keys and values: 2, 34/32 or 18/32 bytes an element (``ggml/src/ggml-common.h``)."""
 CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "tgi", "static", "orca", "sarathi"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm", "tgi", "ollama", "llama.cpp", "static", "orca", "sarathi"]
 """The last three are the textbook baselines of docs/baseline-schedulers.md."""
 KvPrecision = Literal["bf16", "fp8"]
+CONTEXT_PADDING = 256
+"""llama.cpp pads a stream's cells to a multiple of this (``src/llama-context.cpp``)."""
 Router = Literal["round_robin", "least_requests", "prefix_aware", "session_sticky"]
 """``session_sticky`` sends a conversation to the replica that had its last turn, a new one to the least loaded."""
 
@@ -130,13 +136,32 @@ class TrtllmParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamacppParams:
-    """llama-server's own knobs: ``ctx_size`` tokens over ``parallel`` slots, batches of ``ubatch_size``."""
+    """llama-server's own knobs, spelt as it spells them.
+
+    ``ctx_size`` tokens, shared by ``parallel`` slots (``kv_unified``) or divided among them; batches of ``batch_size``
+    in passes of ``ubatch_size``. Of ``n_gpu_layers`` the last is the output; -1 puts all on the GPU.
+    """
 
     ctx_size: int
     parallel: int
     batch_size: int
     ubatch_size: int
     kv_unified: bool
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    n_gpu_layers: int = -1
+    context_shift: bool = False
+
+    @property
+    def is_split(self) -> bool:
+        """Whether every slot has a KV cache of its own."""
+        return self.parallel > 1 and not self.kv_unified
+
+    @property
+    def slot_context_tokens(self) -> int:
+        """Context of a slot, padded as the server pads it [tokens]."""
+        whole = -(-self.ctx_size // CONTEXT_PADDING) * CONTEXT_PADDING
+        return -(-(whole // self.parallel) // CONTEXT_PADDING) * CONTEXT_PADDING if self.is_split else whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +218,26 @@ class TgiParams:
     max_waiting_tokens: int = 20
 
 
-EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams | TgiParams | BaselineParams
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaParams:
+    """Ollama's own knobs: environment variables without their ``OLLAMA_``, and a model's parameters.
+
+    ``num_parallel`` requests of ``context_length`` tokens each (``num_ctx``), ``num_batch`` tokens a pass. A model that
+    has been idle for ``keep_alive_s`` is unloaded, never if that is infinite; ``starts_loaded`` says whether the
+    first request finds it loaded. ``num_gpu`` layers are on the GPU, -1 for all.
+    """
+
+    num_parallel: int
+    context_length: int
+    num_batch: int
+    kv_cache_type: CacheType = "f16"
+    keep_alive_s: float = 300.0
+    num_gpu: int = -1
+    context_shift: bool = True
+    starts_loaded: bool = True
+
+
+EngineParams = VllmParams | SglangParams | TrtllmParams | TgiParams | LlamacppParams | OllamaParams | BaselineParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,22 +293,22 @@ class Deployment:
         match self.params:
             case VllmParams(max_num_seqs=rows) | SglangParams(max_running_requests=rows):
                 return rows
-            case (
-                TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows) | BaselineParams(max_batch_size=rows)
-            ):
+            case TrtllmParams(max_batch_size=rows) | BaselineParams(max_batch_size=rows):
+                return rows
+            case LlamacppParams(parallel=rows) | OllamaParams(num_parallel=rows):
                 return rows
             case TgiParams(max_concurrent_requests=rows):
                 return rows
 
     @property
     def max_step_tokens(self) -> int:
-        """Most tokens of a step of a rank [tokens]."""
+        """Most tokens of a step of a rank, of a pass where a step takes several [tokens]."""
         match self.params:
             case VllmParams(max_num_batched_tokens=tokens) | TrtllmParams(max_num_tokens=tokens):
                 return tokens
             case SglangParams(chunked_prefill_size=chunk, max_prefill_tokens=tokens):
                 return chunk if chunk > 0 else tokens
-            case LlamacppParams(batch_size=tokens):
+            case LlamacppParams(ubatch_size=tokens) | OllamaParams(num_batch=tokens):  # of a pass
                 return tokens
             case BaselineParams(chunk_size=chunk, max_batch_size=rows, max_seq_len=longest):
                 return chunk or rows * longest
@@ -283,8 +327,10 @@ class Deployment:
                 return tokens
             case SglangParams(context_length=tokens):
                 return tokens
-            case LlamacppParams(ctx_size=size, parallel=slots, kv_unified=unified):
-                return size if unified else size // slots
+            case OllamaParams(context_length=tokens):
+                return tokens
+            case LlamacppParams() as params:
+                return min(params.slot_context_tokens, self.model.max_context_tokens)
 
     @property
     def kv_block_tokens(self) -> int:
@@ -296,5 +342,5 @@ class Deployment:
                 return tokens
             case BaselineParams(block_size_tokens=tokens):
                 return tokens
-            case LlamacppParams():
+            case LlamacppParams() | OllamaParams():
                 return 1

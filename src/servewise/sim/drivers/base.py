@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from servewise.kernel import layout
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, MemoryReport, Workload
 
-__all__ = ["SimDriver", "plain_engine"]
+__all__ = ["AdaptsRequests", "SimDriver", "plain_engine"]
 
 
 class SimDriver(Protocol):
@@ -41,6 +41,15 @@ class SimDriver(Protocol):
 
     def driver(self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport) -> Any:
         """What chooses the kernel's driver by its type, with all that only this engine has; new for each run."""
+        ...
+
+
+@runtime_checkable
+class AdaptsRequests(Protocol):
+    """An engine whose requests are not just cut at the context: it cuts prompts, or generates beyond it."""
+
+    def adapt(self, workload: Workload, deployment: Deployment) -> tuple[Workload, NDArray[np.int64]]:
+        """The workload as the engine serves it, and the most output tokens of each request; below 1 it is rejected."""
         ...
 
 

@@ -7,12 +7,22 @@ from collections.abc import Mapping
 from servewise.errors import InputError
 from servewise.sim.drivers.base import SimDriver
 from servewise.sim.drivers.baselines import Baseline
+from servewise.sim.drivers.llamacpp import Llamacpp, Ollama
 from servewise.sim.drivers.pipeline import VllmPipeline
 from servewise.sim.drivers.reserving import Sglang
 from servewise.sim.drivers.tgi import Tgi
 from servewise.sim.drivers.trtllm import Trtllm
 from servewise.sim.drivers.vllm import Vllm
-from servewise.types import BaselineParams, Deployment, SglangParams, TgiParams, TrtllmParams, VllmParams
+from servewise.types import (
+    BaselineParams,
+    Deployment,
+    LlamacppParams,
+    OllamaParams,
+    SglangParams,
+    TgiParams,
+    TrtllmParams,
+    VllmParams,
+)
 
 __all__ = ["caches_prefixes", "driver_of"]
 
@@ -21,6 +31,8 @@ DRIVERS: Mapping[type, SimDriver] = {
     SglangParams: Sglang(),
     TrtllmParams: Trtllm(),
     TgiParams: Tgi(),
+    LlamacppParams: Llamacpp(),
+    OllamaParams: Ollama(),
     BaselineParams: Baseline(),
 }
 
@@ -44,11 +56,7 @@ def driver_of(deployment: Deployment) -> SimDriver:
                 f"pipeline_parallel_size {deployment.parallelism.pipeline_parallel_size}: pipeline stages of "
                 f"{deployment.engine!r} are not simulated; use tensor parallelism, or vllm"
             )
-    if found is None:
-        raise InputError(
-            f"the scheduler of {deployment.engine!r} is not simulated; allowed: vllm, sglang, tensorrt-llm, tgi, "
-            "static, orca, sarathi"
-        )
+    assert found is not None, deployment.engine  # noqa: S101 (every type of parameters has its line above)
     return found
 
 
