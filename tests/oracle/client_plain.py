@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from oracle import reserving_plain, vllm_plain
+from oracle.router_plain import Engine, Live
 from oracle.vllm_plain import Request
 
 
 def run_closed_loop(
-    engine: vllm_plain.Engine | reserving_plain.Engine,
+    engine: Engine,
     requests: Iterable[Request],
     *,
     concurrency: int,
@@ -27,7 +27,7 @@ def run_closed_loop(
     """
     waiting = deque(requests)
     idle_s = [0.0] * concurrency  # a heap: when slots have, or will have, nothing in flight
-    unfinished: list[vllm_plain.Live | reserving_plain.Live] = []
+    unfinished: list[Live] = []
     sent: list[Request] = []
     while True:
         limit_s = idle_s[0] if waiting and idle_s else math.inf

@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle import reserving_plain, vllm_plain
+from oracle import reserving_plain, sglang_plain, vllm_plain
 from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
 
-Live = vllm_plain.Live | reserving_plain.Live
+Live = vllm_plain.Live | reserving_plain.Live | sglang_plain.Live
+Params = vllm_plain.Params | reserving_plain.Params | sglang_plain.Params
+Engine = vllm_plain.Engine | reserving_plain.Engine | sglang_plain.Engine
 
 PREFIX_AWARE_SLACK = 8
 """How many requests more than the least busy replica one may have and still be chosen for its cache."""
@@ -37,9 +39,9 @@ def _leading_matches(prompt_ids: Sequence[int], routed: set[int]) -> int:
     return matched
 
 
-def _engine(
-    params: vllm_plain.Params | reserving_plain.Params, times: StepTable
-) -> vllm_plain.Engine | reserving_plain.Engine:
+def _engine(params: Params, times: StepTable) -> Engine:
+    if isinstance(params, sglang_plain.Params):
+        return sglang_plain.Engine(params, times)
     if isinstance(params, reserving_plain.Params):
         return reserving_plain.Engine(params, times)
     return vllm_plain.Engine(params, times)
@@ -47,7 +49,7 @@ def _engine(
 
 def simulate_fleet(
     requests: Iterable[Request],
-    params: vllm_plain.Params | reserving_plain.Params,
+    params: Params,
     times: StepTable,
     *,
     num_replicas: int,

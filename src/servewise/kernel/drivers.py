@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import ranks, reserving, vllm
+from servewise.kernel import ranks, reserving, sglang, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -40,7 +40,17 @@ def _reserving(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # 
     return reserving.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
 
-DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving}
+def _sglang(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    state = sglang.sglang_at(driver, i)
+    return sglang.advance(rep, req, out, times, eng, lim, state, prefix_at(px, i), recorder_at(rec, i), horizon)
+
+
+DRIVERS: dict[type, Callable[..., Any]] = {
+    type(None): _vllm,
+    Ranks: _ranks,
+    Reservation: _reserving,
+    sglang.Sglang: _sglang,
+}
 
 
 def advance(

@@ -290,7 +290,7 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
         end.outputs.cached[:] = -1  # unknown
     replicas.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
     prefix = layout.new_prefix(
-        engine,
+        engine if driver is None or group is not None else engine._replace(caching=0),  # others have their own
         num_replicas * task.ranks,
         packed.node_offsets,
         packed.nodes,

@@ -27,6 +27,7 @@ __all__ = [
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 KvPrecision = Literal["bf16", "fp8"]
+SchedulePolicy = Literal["fcfs", "lpm"]
 Router = Literal["round_robin", "least_requests", "prefix_aware"]
 
 
@@ -83,7 +84,11 @@ class VllmParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangParams:
-    """SGLang's own knobs, spelt as SGLang spells them."""
+    """SGLang's own knobs, spelt as SGLang spells them.
+
+    ``ignore_eos`` is the clients': it says that all their requests run to ``max_tokens``, as benchmarks' do. SGLang
+    sets all of it aside for them, and a share for others.
+    """
 
     max_running_requests: int
     chunked_prefill_size: int
@@ -92,6 +97,11 @@ class SglangParams:
     mem_fraction_static: float
     page_size: int
     cuda_graph_max_bs: int
+    schedule_policy: SchedulePolicy = "fcfs"
+    schedule_conservativeness: float = 1.0
+    enable_mixed_chunk: bool = False
+    disable_radix_cache: bool = False
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from servewise.errors import InputError
 from servewise.sim.drivers.base import SimDriver
-from servewise.sim.drivers.reserving import Sglang, Trtllm
+from servewise.sim.drivers.reserving import Trtllm
+from servewise.sim.drivers.sglang import Sglang
 from servewise.sim.drivers.vllm import Vllm, routes_by_kv_use
 from servewise.types import Deployment, SglangParams, TrtllmParams, VllmParams
 
