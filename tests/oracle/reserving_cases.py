@@ -1,4 +1,4 @@
-"""Workloads for the reserving engines: small pools and few seats, ties, prompts at the edge of a step's tokens."""
+"""Workloads for the reserving engine: small pools and few seats, ties, prompts at the edge of a step's tokens."""
 
 from __future__ import annotations
 
@@ -34,23 +34,10 @@ def tensorrt_llm(*, blocks: int, chunking: bool) -> Params:
     )
 
 
-def sglang(*, pages: int = 400, rows: int = 4) -> Params:
-    """An engine small enough to be followed by hand, with pages of one token."""
-    return Params(engine="sglang", max_rows=rows, max_num_tokens=8, num_kv_blocks=pages, block_size_tokens=1)
-
-
 def _make_params(rng: random.Random) -> Params:
     size = rng.choice([1, 2, 4])
     rows = rng.randint(1, 8)
     blocks = rng.choice([rng.randint(8, 30), rng.randint(8, 30), 1000])
-    if rng.random() < 0.5:
-        return Params(
-            engine="sglang",
-            max_rows=rows,
-            max_num_tokens=size * rng.randint(1, 14),
-            num_kv_blocks=blocks,
-            block_size_tokens=size,
-        )
     return Params(
         engine="tensorrt-llm",
         max_rows=rows,

@@ -20,7 +20,6 @@ from servewise.types import (
     Parallelism,
     Precision,
     Router,
-    SglangParams,
     StepModel,
     TrtllmParams,
     Workload,
@@ -31,29 +30,18 @@ from sim import agree
 def deployment_of(case: ReservingCase, num_replicas: int = 1, router: Router = "round_robin") -> Deployment:
     """A deployment with the case's settings; its context limit is out of the way."""
     params = case.params
-    if params.engine == "sglang":
-        knobs: SglangParams | TrtllmParams = SglangParams(
-            max_running_requests=params.max_rows,
-            chunked_prefill_size=params.max_num_tokens,
-            max_prefill_tokens=params.max_num_tokens,
-            context_length=1 << 20,
-            mem_fraction_static=0.9,
-            page_size=params.block_size_tokens,
-            cuda_graph_max_bs=8,
-        )
-    else:
-        knobs = TrtllmParams(
-            max_batch_size=params.max_rows,
-            max_num_tokens=params.max_num_tokens,
-            max_seq_len=1 << 20,
-            free_gpu_memory_fraction=0.9,
-            tokens_per_block=params.block_size_tokens,
-            enable_chunked_prefill=params.enable_chunked_prefill,
-            cuda_graph_padding=True,
-            cuda_graph_max_batch_size=8,
-            batch_wait_timeout_iters=params.batch_wait_timeout_iters,
-            batch_wait_max_tokens_ratio=params.batch_wait_max_tokens_ratio,
-        )
+    knobs = TrtllmParams(
+        max_batch_size=params.max_rows,
+        max_num_tokens=params.max_num_tokens,
+        max_seq_len=1 << 20,
+        free_gpu_memory_fraction=0.9,
+        tokens_per_block=params.block_size_tokens,
+        enable_chunked_prefill=params.enable_chunked_prefill,
+        cuda_graph_padding=True,
+        cuda_graph_max_batch_size=8,
+        batch_wait_timeout_iters=params.batch_wait_timeout_iters,
+        batch_wait_max_tokens_ratio=params.batch_wait_max_tokens_ratio,
+    )
     return Deployment(
         model=agree.MODEL,
         gpu=agree.GPU,

@@ -1,4 +1,4 @@
-"""TensorRT-LLM and SGLang: the compiled driver against the plain engines, and what ``sim`` promises for them."""
+"""TensorRT-LLM: the compiled driver against the plain engine, and what ``sim`` promises for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oracle.reserving_cases import ReservingCase, reserving_cases, seeded_reserving_case, sglang, tensorrt_llm
+from oracle.reserving_cases import ReservingCase, reserving_cases, seeded_reserving_case, tensorrt_llm
 from oracle.reserving_plain import Engine, Live, Params
 from oracle.strategies import req, unit_table
 from servewise import metrics
@@ -59,14 +59,13 @@ def test_one_replica(fast_forward: bool) -> None:
         seen["stopped"] += int((kernel.packed.requests.by_length == 0).sum())
         assert (kernel.outputs.cached == -1).all()
     least = {
-        **{f"{engine} {what}": 8 for engine in ("tensorrt-llm", "sglang") for what in ("slots_bound", "memory_bound")},
-        **{f"{engine} budget_bound": 8 for engine in ("tensorrt-llm", "sglang")},
+        **{f"tensorrt-llm {what}": 8 for what in ("slots_bound", "memory_bound", "budget_bound")},
         "chunking": 10,
         "no chunking": 10,
         "stopped": 500,
     }
     if fast_forward:
-        least |= {"tensorrt-llm windows": 20, "sglang windows": 20}
+        least |= {"tensorrt-llm windows": 20}
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}
 
 
@@ -147,13 +146,12 @@ def served(engine: str) -> ReservingCase:
         req(i, 0.0, int(p), int(o))
         for i, (p, o) in enumerate(zip(rng.integers(820, 1025, 640), rng.integers(820, 1025, 640), strict=True))
     )
-    size = 1 if engine == "sglang" else 32
     params = Params(
-        engine="sglang" if engine == "sglang" else "tensorrt-llm",
+        engine="tensorrt-llm",
         max_rows=64,
         max_num_tokens=8192,
-        num_kv_blocks=50 * 2048 // size,
-        block_size_tokens=size,
+        num_kv_blocks=50 * 2048 // 32,
+        block_size_tokens=32,
         enable_chunked_prefill=engine != "tensorrt-llm, whole prompts",
     )
     times = dataclasses.replace(
@@ -167,7 +165,7 @@ def served(engine: str) -> ReservingCase:
     return ReservingCase(requests=requests, params=params, times=times)
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "tensorrt-llm, whole prompts"])
+@pytest.mark.parametrize("engine", ["tensorrt-llm", "tensorrt-llm, whole prompts"])
 @pytest.mark.parametrize("closed", [True, False], ids=["closed loop", "burst"])
 def test_windows_change_nothing(engine: str, closed: bool) -> None:
     case = served(engine)
@@ -242,21 +240,9 @@ def test_a_declared_limit_beyond_the_context_is_cut() -> None:
     assert kernel.peak_kv_blocks == 10
 
 
-def test_output_beyond_sglangs_estimate_has_room() -> None:
-    params = dataclasses.replace(sglang(pages=9000), max_num_tokens=64)
-    case = ReservingCase(requests=(req(A, 0.0, 10, 5000),), params=params, times=unit_table(4, 64))
-    assert run_open(case).peak_kv_blocks == 10 + 5000 + 1
-    stopped = dataclasses.replace(case, requests=(dataclasses.replace(case.requests[0], output_tokens=7),))
-    assert run_open(stopped).peak_kv_blocks == 10 + 4096 + 1
-
-
 @pytest.mark.parametrize(
     ("params", "changes", "message"),
     [
-        (sglang(), {"chunked_prefill_size": -1}, "chunked_prefill_size must be positive, got -1"),
-        (sglang(), {"page_size": 3}, "chunked_prefill_size 8 must be a multiple of page_size 3"),
-        (sglang(), {"max_prefill_tokens": 7}, "at most max_prefill_tokens 7"),
-        (sglang(), {"max_running_requests": 65}, "the engine can run 65 and 8"),
         (tensorrt_llm(blocks=9, chunking=True), {"max_num_tokens": 3}, "max_num_tokens 3 is below 4"),
         (tensorrt_llm(blocks=9, chunking=False), {"max_batch_size": 9}, "max_num_tokens 8 is below 9"),
         (tensorrt_llm(blocks=9, chunking=True), {"max_num_tokens": 5000}, "the engine can run 4 and 5000"),

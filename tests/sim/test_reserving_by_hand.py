@@ -1,4 +1,4 @@
-"""TensorRT-LLM and SGLang against schedules worked out by hand.
+"""TensorRT-LLM against schedules worked out by hand.
 
 Every step takes one second. P4 O3 is a prompt of 4 tokens with an output of 3, A3 a row of 3 tokens of request A;
 plan j is the plan of step j, made when step j - 1 starts.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import pytest
 
 from oracle.client_plain import run_closed_loop
-from oracle.reserving_cases import ReservingCase, sglang, tensorrt_llm
+from oracle.reserving_cases import ReservingCase, tensorrt_llm
 from oracle.reserving_plain import Engine
 from oracle.strategies import req, unit_table
 from oracle.vllm_plain import Result
@@ -92,62 +91,18 @@ def test_tensorrt_llm_lets_prompts_wait_beside_decode_rows() -> None:
     assert times == [(1.0, 6.0), (5.0, 5.0)]
 
 
-def test_sglang_runs_prompts_alone() -> None:
-    # 8 tokens a batch of prompts. A: P10 O3, B: P5 O2 at 0, by length; C: P3 O2 by a stop token, at 0.5.
-    # plan 0: A8. plan 1 (t=0): A2, then B5 of 6. t=1 plan 2: C3, alone. t=2 plan 3: no prompt: A1 B1 C1.
-    # t=3 plan 4: A has 1 + 1 of 3: A1; B 1 + 1 of 2: no row; C's end is not known: C1, in vain.
-    # t=4 B and C are done. plan 5: A has 2 + 1 of 3: nothing. t=5 A is done.
-    requests = (req(A, 0.0, 10, 3), req(B, 0.0, 5, 2), req(C, 0.5, 3, 2, stop=True))
-    steps, times = by_hand(ReservingCase(requests=requests, params=sglang(), times=unit_table()))
-    assert steps == [
-        (0.0, [(A, 8)]),
-        (1.0, [(A, 2), (B, 5)]),
-        (2.0, [(C, 3)]),
-        (3.0, [(A, 1), (B, 1), (C, 1)]),
-        (4.0, [(A, 1), (C, 1)]),
-    ]
-    assert times == [(2.0, 5.0), (2.0, 4.0), (3.0, 4.0)]
-
-
-def test_sglang_wastes_no_row_when_prompts_follow() -> None:
-    # A: P2 O2 by a stop token at 0; B: P3 O2 at 0.5; C: P1 O1 at 0.5, but there are two seats.
-    # plan 0: A2. plan 1 (t=0): A1. t=1 plan 2: B3; C has no seat. t=2 A is done, its row in vain never runs.
-    # plan 3 (t=2): C1 has A's seat. t=3 plan 4: B1. t=5 B is done.
-    requests = (req(A, 0.0, 2, 2, stop=True), req(B, 0.5, 3, 2), req(C, 0.5, 1, 1))
-    steps, times = by_hand(ReservingCase(requests=requests, params=sglang(rows=2), times=unit_table()))
-    assert steps == [(0.0, [(A, 2)]), (1.0, [(A, 1)]), (2.0, [(B, 3)]), (3.0, [(C, 1)]), (4.0, [(B, 1)])]
-    assert times == [(1.0, 2.0), (3.0, 5.0), (4.0, 4.0)]
-
-
-def test_sglang_needs_more_than_it_sets_aside() -> None:
-    # A: P4 O2 sets 4 + 2 + 1 = 7 pages aside, and B: P4 O1 4 + 1 + 1 = 6. Of 13 pages 6 are left for B: too few.
-    # plan 0: A4. plan 1 (t=0): A1. t=1: A has 1 + 1 of 2: nothing. t=2 A is done. plan: B4.
-    requests = (req(A, 0.0, 4, 2), req(B, 0.0, 4, 1))
-    times_with = {}
-    for pages in (13, 14):
-        steps, times_with[pages] = by_hand(
-            ReservingCase(requests=requests, params=sglang(pages=pages), times=unit_table())
-        )
-        assert len(steps) == {13: 3, 14: 2}[pages]
-    assert times_with == {13: [(1.0, 2.0), (3.0, 3.0)], 14: [(1.0, 2.0), (1.0, 1.0)]}
-
-
-@pytest.mark.parametrize("engine", ["tensorrt-llm", "sglang"])
-def test_a_client_with_two_slots(engine: str) -> None:
+def test_a_client_with_two_slots() -> None:
     # A: P4 O1 by a stop token, B: P3 O3 and C: P2 O1 by length; two in flight.
     # plan 0: A4 B3. plan 1 (t=0): A1 B1. t=1 A is done, C is sent. Step 1: A's row is in vain.
-    # plan 2 (t=1), SGLang: C2 alone; t=3 plan 3 (t=2): B1; so C at 3, B at 4.
-    # plan 2 (t=1), TensorRT-LLM: B1 C2; both at 3.
+    # plan 2 (t=1): B1 C2; both at 3.
     requests = (req(A, 9.0, 4, 1, stop=True), req(B, 9.0, 3, 3), req(C, 9.0, 2, 1))
-    params = sglang() if engine == "sglang" else tensorrt_llm(blocks=100, chunking=False)
-    case = ReservingCase(requests=requests, params=params, times=unit_table())
+    case = ReservingCase(requests=requests, params=tensorrt_llm(blocks=100, chunking=False), times=unit_table())
     plain = Engine(case.params, case.times)
     sent = run_closed_loop(plain, requests, concurrency=2, think_s=0.0, extra_s=lambda _: 0.0)
     kernel = simulate_closed_loop(
         workload_of(case), deployment_of(case), model_of(case), memory_of(case), concurrency=2
     )
     assert [r.arrival_s for r in sent] == kernel.packed.requests.arrival.tolist() == [0.0, 0.0, 1.0]
-    last_of_b = 4.0 if engine == "sglang" else 3.0
-    assert times_of(plain.result()) == [(1.0, 1.0), (1.0, last_of_b), (3.0, 3.0)]
+    assert times_of(plain.result()) == [(1.0, 1.0), (1.0, 3.0), (3.0, 3.0)]
     assert kernel.outputs.first.tolist() == [1.0, 1.0, 3.0]
-    assert kernel.outputs.last.tolist() == [1.0, last_of_b, 3.0]
+    assert kernel.outputs.last.tolist() == [1.0, 3.0, 3.0]
