@@ -57,11 +57,16 @@ def small(
 
 
 def _make_params(rng: random.Random, profile: Profile) -> Params:
-    page = rng.choice([1, 1, 2, 4])
-    rows = rng.randint(4, 12) if profile == "scarce" else rng.randint(1, 10)
+    scarce = profile == "scarce" or (profile == "mixed" and rng.random() < 0.5)
+    page = rng.choice([1, 2, 4, 16, 16] if scarce else [1, 1, 2, 4])
+    rows = rng.randint(4, 12) if scarce else rng.randint(1, 10)
     least = max(rows + 1, 12) if profile == "mixed" else 1
     chunk = page * rng.randint(-(-least // page), max(-(-least // page), 24 // page))
-    tokens = {"scarce": rng.randint(50, 140), "prefix": rng.randint(40, 200)}.get(profile, rng.choice([60, 150, 5000]))
+    tokens = rng.choice([60, 150, 5000])
+    if scarce:
+        tokens = rng.randint(50, 140) if page < 16 else rng.randint(200, 600)
+    elif profile == "prefix":
+        tokens = rng.randint(40, 200)
     tree = rng.random() < (1.0 if profile == "prefix" else 0.7)
     return Params(
         max_running_requests=rows,
@@ -70,7 +75,7 @@ def _make_params(rng: random.Random, profile: Profile) -> Params:
         num_pages=max(tokens // page, 6),
         page_size=page,
         schedule_policy=rng.choice(["fcfs", "lpm"]),
-        schedule_conservativeness=rng.choice([0.0, 0.0, 0.1, 0.5] if profile == "scarce" else [0.1, 0.3, 1.0, 2.0]),
+        schedule_conservativeness=rng.choice([0.0, 0.0, 0.1, 0.5] if scarce else [0.1, 0.3, 1.0, 2.0]),
         enable_mixed_chunk=profile == "mixed",
         disable_radix_cache=not tree,
         ignore_eos=tree and rng.random() < 0.2,
@@ -81,7 +86,8 @@ def _request(
     rng: random.Random, profile: Profile, params: Params, tree: _BlockTree, span: int, number: int, arrival_s: float
 ) -> Request:
     page = params.page_size
-    capacity = min(params.num_pages * page, 200) - 2 * page - 2
+    scale = 10 if page == 16 else 1
+    capacity = min(params.num_pages * page, 200 + 20 * scale) - 2 * page - 2
     longest = max(1, capacity // 5 if profile == "scarce" else capacity // 2)
     block = page * span
     shares = not params.disable_radix_cache and rng.random() < (0.9 if profile == "prefix" else 0.4)
@@ -89,7 +95,7 @@ def _request(
     if drawn < 0.25:  # at the edge of one, two or three batches
         input_tokens = params.chunked_prefill_size * rng.randint(1, 3) + rng.choice([-1, 0, 1])
     elif drawn < (0.8 if profile == "scarce" else 0.4):
-        input_tokens = rng.randint(1, 6)
+        input_tokens = scale * rng.randint(1, 6)
     else:
         input_tokens = rng.randint(1, longest)
     input_tokens = max(1, min(input_tokens, longest))
@@ -103,7 +109,7 @@ def _request(
     room = params.num_pages * page - -(-input_tokens // page) * page - page - 1
     most = max(1, min(room, 200))
     if profile == "scarce":
-        output_tokens = rng.randint(1, min(most, 40))
+        output_tokens = rng.randint(1, min(most, 40 + 6 * scale))
     else:
         output_tokens = rng.randint(1, most if rng.random() < 0.2 else min(most, 40))
     if rng.random() < 0.15:

@@ -165,6 +165,38 @@ def test_eviction_takes_whole_nodes_and_the_oldest_leaf_first() -> None:
     assert kernel.outputs.cached.tolist() == [0, 0, 0, 4, 0]
 
 
+def test_rows_that_end_together_leave_in_the_order_of_the_batch() -> None:
+    # mixed chunks, 20 pages. A: P3 O4 at 0, B: P3 O2 at 0.5, with prompts of their own. Steps: A3, A1, B3 A1, B1 A1: B
+    # joined before A, so B leaves its 3 + 1 pages first and A its 3 + 3. 10 pages are available. C: P13 O1 at 20: B's
+    # output and B's prompt go, 14 are available. Then A's prompt is found, B's is not.
+    requests = (
+        req(0, 0.0, 3, 4, ids=(0, 1, 2)),
+        req(1, 0.5, 3, 2, ids=(10, 11, 12)),
+        req(2, 20.0, 13, 1),
+        req(3, 30.0, 4, 1, ids=(0, 1, 2)),
+        req(4, 40.0, 4, 1, ids=(10, 11, 12)),
+    )
+    steps, _, kernel = by_hand(requests, small(pages=20, chunk=16, mixed=True))
+    assert steps[3] == (3.0, [(1, 1), (0, 1)])
+    assert kernel.outputs.cached.tolist() == [0, 0, 0, 3, 0]
+
+
+def test_output_is_evicted_before_the_prompt() -> None:
+    # The retraction of test_retraction_loses_a_token, with names for B's prompt. B's second prompt of 7 tokens is put
+    # into the tree as a node of 3 and one of 4; its last token but one follows as a third. A's prompt and 3 available
+    # pages are the rest of 14. C: P9 O1 at 20: A's prompt goes, then B's last page and its 4: 11 are available. D finds
+    # B's prompt.
+    requests = (
+        req(A, 0.0, 3, 6),
+        req(B, 0.0, 3, 6, ids=(0, 1, 2)),
+        req(C, 20.0, 9, 1),
+        req(D, 30.0, 4, 1, ids=(0, 1, 2)),
+    )
+    _, _, kernel = by_hand(requests, small(pages=14, chunk=16, conservativeness=0.0))
+    assert kernel.outputs.preemptions.tolist() == [0, 1, 0, 0]
+    assert kernel.outputs.cached.tolist() == [0, 0, 0, 3]
+
+
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", [1, 2]), ("lpm", [2, 1])])
 def test_the_longest_prefix_goes_first(policy: str, order: list[int]) -> None:
     # one seat. A: P4 O4 at 0; B: P4 and C: P5 that begins with A's prompt, both O1, at 1.5 and 1.6.

@@ -35,8 +35,7 @@ NEWER = 6
 """Neighbours in the list; ``NEWER`` also links the spare segments."""
 BESIDE = 7
 """The next segment that begins in the same node, and not with it."""
-TOUCHED = 8
-NUM_COLUMNS = 9
+NUM_COLUMNS = 8
 
 # Columns of ``Radix.nodes``.
 WITH_START = 0
@@ -53,8 +52,7 @@ OLDEST = 1
 NEWEST = 2
 SPARE = 3
 NUM_USED = 4
-CLOCK = 5
-NUM_COUNTERS = 6
+NUM_COUNTERS = 5
 
 
 class Radix(NamedTuple):
@@ -117,15 +115,6 @@ def _put_after(segments: Any, counters: Any, s: int, older: int) -> None:
         segments[newer, OLDER] = s
     else:
         counters[NEWEST] = s
-
-
-@compiled
-def _put_by_age(segments: Any, counters: Any, s: int) -> None:
-    """Put a segment into the list where its last touch belongs."""
-    older = counters[NEWEST]
-    while older > 0 and segments[older, TOUCHED] > segments[s, TOUCHED]:
-        older = segments[older, OLDER]
-    _put_after(segments, counters, s, older)
 
 
 @compiled
@@ -233,7 +222,6 @@ def _split(px: Prefix, tree: Radix, s: int, length: int) -> int:
     segments[front, LENGTH] = length
     segments[front, PARENT] = segments[s, PARENT]
     segments[front, HOLDERS] = segments[s, HOLDERS]
-    segments[front, TOUCHED] = segments[s, TOUCHED]
     _unlink_begin(px, segments, nodes, s, front)
     _set_holder(px, nodes, segments[s, OWNER], start, start + length, front)
     segments[s, START] = start + length
@@ -247,8 +235,6 @@ def _split(px: Prefix, tree: Radix, s: int, length: int) -> int:
 
 @compiled
 def _touch(segments: Any, counters: Any, s: int) -> None:
-    counters[CLOCK] += 1
-    segments[s, TOUCHED] = counters[CLOCK]
     if segments[s, HOLDERS] == 0 and counters[NEWEST] != s:
         _remove(segments, counters, s)
         _put_after(segments, counters, s, counters[NEWEST])
@@ -349,7 +335,8 @@ def keep(px: Prefix, tree: Radix, r: int, pages: int, prompt_pages: int) -> int:
 def drop(tree: Radix, r: int, pages: int) -> int:
     """Give up a request's ``pages`` pages; those that are in the tree stay there.
 
-    Returns how many nobody holds now that were held before.
+    The path goes to the back of the list. It belongs there: an ended request has just touched it, and one is retracted
+    only when everything that nobody held has been evicted. Returns how many pages nobody holds now that were held.
     """
     segments, counters, users = tree.segments, tree.counters, tree.users
     own = pages - users[r, KEPT]
@@ -359,7 +346,7 @@ def drop(tree: Radix, r: int, pages: int) -> int:
         segments[s, HOLDERS] -= 1
         if segments[s, HOLDERS] == 0:
             own += segments[s, LENGTH]
-            _put_by_age(segments, counters, s)
+            _put_after(segments, counters, s, counters[NEWEST])
         s = segments[s, PARENT]
     users[r, PATH_END] = 0
     users[r, KEPT] = 0
