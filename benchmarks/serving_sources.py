@@ -110,7 +110,7 @@ def engine_params(client: Client, server: Server) -> EngineParams:
     if server.engine == "tensorrt-llm":
         return trtllm_params(client, server, context, known)
     default = sglang.default_params(server.version, server.gpu, server.model, server.parallelism)
-    params: SglangParams = replace(default, context_length=context)
+    params: SglangParams = replace(default, context_length=context, ignore_eos=True)
     return params
 
 

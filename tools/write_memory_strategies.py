@@ -46,7 +46,8 @@ stored again because an earlier request had it.
 
 Memory is not all that differs. `static` also waits for whole batches and pads prompts, `orca` computes whole prompts
 beside decode rows, `sarathi` cuts them at 512 tokens, and the engines have budgets, kernels and overheads of their own
-([vLLM](vllm-scheduler.md), [SGLang and TensorRT-LLM](reserving-scheduler.md)). Only `vllm without cache` against `vllm`
+([vLLM](vllm-scheduler.md), [SGLang](sglang-scheduler.md),
+[TensorRT-LLM](trtllm-scheduler.md)). Only `vllm without cache` against `vllm`
 isolates one thing.
 
 ## An 8B model

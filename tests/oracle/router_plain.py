@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle import baselines_plain, llamacpp_plain, pipeline_plain, reserving_plain, tgi_plain, trtllm_plain, vllm_plain
+from oracle import baselines_plain, llamacpp_plain, pipeline_plain, sglang_plain, tgi_plain, trtllm_plain, vllm_plain
 from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
 
 Live = (
     vllm_plain.Live
-    | reserving_plain.Live
+    | sglang_plain.Live
     | trtllm_plain.Live
     | tgi_plain.Live
     | llamacpp_plain.Live
@@ -20,7 +20,7 @@ Live = (
 )
 Params = (
     vllm_plain.Params
-    | reserving_plain.Params
+    | sglang_plain.Params
     | trtllm_plain.Params
     | tgi_plain.Params
     | llamacpp_plain.Params
@@ -29,7 +29,7 @@ Params = (
 Engine = (
     vllm_plain.Engine
     | pipeline_plain.Engine
-    | reserving_plain.Engine
+    | sglang_plain.Engine
     | trtllm_plain.Engine
     | tgi_plain.Engine
     | llamacpp_plain.Engine
@@ -70,8 +70,8 @@ def _engine(params: Params, times: StepTable) -> Engine:
         return tgi_plain.Engine(params, times)
     if isinstance(params, llamacpp_plain.Params):
         return llamacpp_plain.Engine(params, times)
-    if isinstance(params, reserving_plain.Params):
-        return reserving_plain.Engine(params, times)
+    if isinstance(params, sglang_plain.Params):
+        return sglang_plain.Engine(params, times)
     return vllm_plain.Engine(params, times)
 
 

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from oracle import vllm_plain
+from oracle.client_plain import run_closed_loop
 from oracle.router_plain import FleetResult, simulate_fleet
 from oracle.strategies import Case
+from oracle.vllm_plain import Request
 from servewise import catalog
 from servewise.kernel import layout
-from servewise.sim import Outcome, simulate
+from servewise.sim import Outcome, simulate, simulate_closed_loop
 from servewise.types import (
     Deployment,
     MemoryReport,
@@ -173,4 +176,30 @@ def assert_agrees(
     plain = simulate_fleet(case.requests, case.params, case.times, num_replicas=num_replicas, router=router)
     kernel = run_kernel(case, num_replicas=num_replicas, router=router, fast_forward=fast_forward)
     assert_same(kernel, plain)
+    return kernel
+
+
+def assert_closed_loop_agrees(
+    case: Case, *, concurrency: int, think_s: float = 0.0, fast_forward: bool = True
+) -> Outcome:
+    """Compare one case, its arrivals left to the client, in both implementations."""
+    case = normalized(case)
+
+    def extra_s(request: Request) -> float:
+        return case.times.request_fixed_s + case.times.request_s_per_input_token * request.input_tokens
+
+    plain = vllm_plain.Engine(case.params, case.times)
+    sent = run_closed_loop(plain, case.requests, concurrency=concurrency, think_s=think_s, extra_s=extra_s)
+    kernel = simulate_closed_loop(
+        workload_of(case),
+        deployment_of(case),
+        model_of(case),
+        memory_of(case),
+        concurrency=concurrency,
+        think_s=think_s,
+        fast_forward=fast_forward,
+    )
+    result = plain.result()
+    np.testing.assert_allclose(kernel.packed.requests.arrival, [r.arrival_s for r in sent], rtol=1e-9)
+    assert_same(kernel, FleetResult(replica=(0,) * len(sent), requests=result.requests, replicas=(result,)))
     return kernel

@@ -10,14 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oracle.reserving_cases import ReservingCase, reserving_cases, seeded_reserving_case
 from oracle.strategies import PROFILES, Case, cases, params, req, seeded_case, unit_table
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.sim import Outcome, simulate, simulate_closed_loop, to_log
 from servewise.types import RequestStatus
-from sim.agree import deployment_of, memory_of, model_of, normalized, workload_of
-from sim.reserving_agree import assert_closed_loop_agrees
+from sim.agree import assert_closed_loop_agrees, deployment_of, memory_of, model_of, normalized, workload_of
 
 some = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
@@ -72,28 +70,6 @@ def test_vllm_with_ties(case: Case, concurrency: int, think_s: float, windows: b
     times = unit_table(case.params.max_num_seqs, case.params.max_num_batched_tokens)
     tied = dataclasses.replace(case, times=times)
     assert_closed_loop_agrees(tied, concurrency=concurrency, think_s=think_s, fast_forward=windows)
-
-
-@pytest.mark.parametrize("fast_forward", [True, False], ids=["windows", "single steps"])
-def test_reserving_engines(fast_forward: bool) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(80):
-        concurrency, think_s = (1, 2, 5, 12)[seed % 4], (0.0, 0.02, 0.0)[seed % 3]
-        case = seeded_reserving_case(seed, 40)
-        kernel = assert_closed_loop_agrees(case, concurrency=concurrency, think_s=think_s, fast_forward=fast_forward)
-        seen[case.params.engine] += 1
-        for name in ("slots_bound", "memory_bound", "budget_bound"):
-            seen[f"{case.params.engine} {name}"] += getattr(kernel, name)
-    assert len(seen) == 8
-    assert min(seen.values()) > 3
-
-
-@some
-@given(case=reserving_cases(), concurrency=st.integers(1, 14), think_s=THINKS_S, fast_forward=st.booleans())
-def test_reserving_engines_on_any_case(
-    case: ReservingCase, concurrency: int, think_s: float, fast_forward: bool
-) -> None:
-    assert_closed_loop_agrees(case, concurrency=concurrency, think_s=think_s, fast_forward=fast_forward)
 
 
 # ------------------------------------------------------------------ the client

@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 
 from oracle.baseline_cases import BaselineCase, baseline_cases, seeded_baseline_case, table_size
 from oracle.baselines_plain import Engine, Live, Params
-from oracle.reserving_cases import ReservingCase, sglang, tensorrt_llm
+from oracle.sglang_cases import SglangCase, small
 from oracle.strategies import Case, params, req, unit_table
+from oracle.trtllm_cases import TrtllmCase, trtllm
 from oracle.vllm_plain import Request
 from servewise.errors import InputError
 from servewise.sim.memory_use import Held, integrals, memory_use, peaks
 from servewise.types import LlamacppParams, MemoryUse
-from sim import agree, baselines_agree, reserving_agree
+from sim import agree, baselines_agree, sglang_agree, trtllm_agree
 
 A, B, C, D = range(4)
 
@@ -100,17 +101,15 @@ def test_blocks_waste_less_than_a_block_a_request() -> None:
 def test_tensorrt_llm_sets_the_declared_limit_aside_and_sglang_tokens() -> None:
     # A: P3 O3 of at most 103, ended by a stop token: 4 + 5 = 9 used in 2 s, ceil(106 / 4) blocks of 4 = 108 set aside.
     requests = (req(A, 0.0, 3, 3, stop=True),)
-    for settings_, expected in ((tensorrt_llm(blocks=100, chunking=False), 2 * 108.0), (sglang(pages=400), 9.0)):
-        case = ReservingCase(requests=requests, params=settings_, times=unit_table())
+    reserving = TrtllmCase(requests=requests, params=trtllm(), times=unit_table())
+    by_token = SglangCase(requests=requests, params=small(), times=unit_table())
+    for module, case, expected in ((trtllm_agree, reserving, 2 * 108.0), (sglang_agree, by_token, 9.0)):
         found = memory_use(
-            reserving_agree.workload_of(case),
-            reserving_agree.run_open(case),
-            reserving_agree.deployment_of(case),
-            reserving_agree.memory_of(case),
+            module.workload_of(case), module.run_open(case), module.deployment_of(case), module.memory_of(case)
         )
         assert (found.reserved_token_s, found.used_token_s) == pytest.approx((expected, 9.0))
     assert found.peak_unused_tokens == 0.0
-    assert found.prefix_tokens_saved is None
+    assert found.prefix_tokens_saved == 0
 
 
 def test_what_the_prefix_cache_saved() -> None:
@@ -128,7 +127,7 @@ def test_what_the_prefix_cache_saved() -> None:
         assert found.prefix_bytes_saved == 400.0 * tensor_parallel_size
     unknown = replace(agree.workload_of(case), prefix=None)
     found = memory_use(unknown, agree.run_kernel(case), agree.deployment_of(case), agree.memory_of(case))
-    assert found.prefix_tokens_saved is None
+    assert found.prefix_tokens_saved == 0
     uncached = replace(case, params=params(caching=False))
     found = memory_use(unknown, agree.run_kernel(uncached), agree.deployment_of(uncached), agree.memory_of(uncached))
     assert found.prefix_tokens_saved == 0

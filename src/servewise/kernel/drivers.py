@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import llamacpp, orca, pipeline, ranks, reserving, static, tgi, trtllm, vllm
+from servewise.kernel import llamacpp, orca, pipeline, ranks, sglang, static, tgi, trtllm, vllm
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -20,7 +20,6 @@ from servewise.kernel.layout import (
     Recorder,
     Replica,
     Requests,
-    Reservation,
     Times,
 )
 from servewise.kernel.pipeline import Pipeline
@@ -36,10 +35,6 @@ def _vllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type:
 
 def _ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     return ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
-
-
-def _reserving(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
-    return reserving.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
 
 def _static(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -68,16 +63,21 @@ def _llamacpp(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # t
     return llamacpp.advance(rep, i, req, out, times, eng, lim, px, recorder_at(rec, i), driver, horizon)
 
 
+def _sglang(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    state = sglang.sglang_at(driver, i)
+    return sglang.advance(rep, req, out, times, eng, lim, state, prefix_at(px, i), recorder_at(rec, i), horizon)
+
+
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Ranks: _ranks,
-    Reservation: _reserving,
     static.Batching: _static,
     orca.Slots: _orca,
     trtllm.Trtllm: _trtllm,
     Pipeline: _pipeline,
     Tgi: _tgi,
     llamacpp.Slots: _llamacpp,
+    sglang.Sglang: _sglang,
 }
 
 

@@ -27,7 +27,6 @@ __all__ = [
     "Recorder",
     "Replica",
     "Requests",
-    "Reservation",
     "Times",
     "Turn",
     "compiled",
@@ -168,24 +167,6 @@ class Engine(NamedTuple):
     single_step: int
 
 
-class Reservation(NamedTuple):
-    """How an engine works that sets a request's whole KV cache aside when it admits it, see ``reserving.py``.
-
-    ``blocks``, shape (num_requests,), is what each request has set aside. With ``exclusive`` a step that computes
-    prompts runs no decode rows. With ``chunking`` a prompt may be cut, at multiples of ``cut`` tokens; what a
-    prompt takes of a step's budget is rounded up to a multiple of ``charge``. While rows decode, prompts wait for
-    a batch of ``wait_tokens`` tokens (rows included), at most ``wait_steps`` steps.
-    """
-
-    blocks: NDArray[np.int32]
-    exclusive: int
-    chunking: int
-    cut: int
-    charge: int
-    wait_steps: int
-    wait_tokens: float
-
-
 class Requests(NamedTuple):
     """Requests in order of arrival, shape (num_requests,); ``by_length`` is 1 when the output ends by length.
 
@@ -243,8 +224,8 @@ class Replica(NamedTuple):
 
     ``ring`` holds the heads of lists of requests by the step that emits their last token (``next_same`` links
     them), ``phase`` counts decode rows by the step, modulo the block size, before which they need a block.
-    ``running`` is vLLM's running list in order, with -1 where a request has left; the reserving driver keeps the
-    requests there that have emitted their first token since decode rows ran last.
+    ``running`` is vLLM's running list in order, with -1 where a request has left; other drivers keep
+    other lists there.
     """
 
     ints: NDArray[np.int64]

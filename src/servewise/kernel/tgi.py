@@ -2,7 +2,7 @@
 
 Requests beyond a number in flight are turned away when they arrive; the others wait in one queue. A request sets all
 its blocks aside when it is admitted, so it has three events: it is admitted, its prompt is finished, its last token is
-out. As in ``reserving.py`` decode rows are never visited one by one, and a *window* of equal decode steps ends with the
+out. As in ``trtllm.py`` decode rows are never visited one by one, and a *window* of equal decode steps ends with the
 first step in which something else can happen. Nothing is planned ahead.
 
 A step that began before an arrival may end after it. Who is turned away is therefore decided when the step has ended,

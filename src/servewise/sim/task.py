@@ -19,6 +19,7 @@ from servewise.kernel.fleet import (
     UP,
     Routing,
 )
+from servewise.kernel.sglang import Sglang
 from servewise.sim.drivers import driver_of
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, MemoryReport, VllmParams
@@ -109,15 +110,12 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
     else:
         slots = replace(task.deployment, num_replicas=num_replicas)
         driver = driver_of(slots).driver(packed, slots, engine, task.memory)
-    outputs = layout.new_outputs(num_requests)
-    if isinstance(driver, layout.Reservation):
-        outputs.cached[:] = -1  # unknown: this driver has no prefix cache
     return Arrays(
         fleet=layout.new_fleet(engine, requests, num_replicas, room, not by_turns),
         requests=requests,
-        outputs=outputs,
+        outputs=layout.new_outputs(num_requests),
         prefix=layout.new_prefix(
-            engine,
+            engine._replace(caching=0) if isinstance(driver, Sglang) else engine,  # SGLang's tree is its own
             num_replicas * task.ranks,
             packed.node_offsets,
             packed.nodes,

@@ -38,6 +38,7 @@ EngineName = Literal["vllm", "sglang", "tensorrt-llm", "tgi", "ollama", "llama.c
 KvPrecision = Literal["bf16", "fp8"]
 CONTEXT_PADDING = 256
 """llama.cpp pads a stream's cells to a multiple of this (``src/llama-context.cpp``)."""
+SchedulePolicy = Literal["fcfs", "lpm"]
 Router = Literal["round_robin", "least_requests", "prefix_aware", "session_sticky"]
 """``session_sticky`` sends a conversation to the replica that had its last turn, a new one to the least loaded."""
 
@@ -99,7 +100,11 @@ class VllmParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangParams:
-    """SGLang's own knobs, spelt as SGLang spells them."""
+    """SGLang's own knobs, spelt as SGLang spells them.
+
+    ``ignore_eos`` is the clients': it says that all their requests run to ``max_tokens``, as benchmarks' do. SGLang
+    sets all of it aside for them, and a share for others.
+    """
 
     max_running_requests: int
     chunked_prefill_size: int
@@ -108,6 +113,11 @@ class SglangParams:
     mem_fraction_static: float
     page_size: int
     cuda_graph_max_bs: int
+    schedule_policy: SchedulePolicy = "fcfs"
+    schedule_conservativeness: float = 1.0
+    enable_mixed_chunk: bool = False
+    disable_radix_cache: bool = False
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

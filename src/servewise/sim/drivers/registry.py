@@ -9,7 +9,7 @@ from servewise.sim.drivers.base import SimDriver
 from servewise.sim.drivers.baselines import Baseline
 from servewise.sim.drivers.llamacpp import Llamacpp, Ollama
 from servewise.sim.drivers.pipeline import VllmPipeline
-from servewise.sim.drivers.reserving import Sglang
+from servewise.sim.drivers.sglang import Sglang
 from servewise.sim.drivers.tgi import Tgi
 from servewise.sim.drivers.trtllm import Trtllm
 from servewise.sim.drivers.vllm import Vllm
