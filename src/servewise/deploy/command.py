@@ -34,6 +34,8 @@ def command(deployment: Deployment) -> list[str]:
         When the engine has no launch command, would refuse a setting, or would take the model's name for an
         option.
     """
+    if deployment.disaggregation is not None:
+        raise InputError("there is no launch command for a disaggregated deployment yet")
     if deployment.engine != "vllm":
         raise InputError(f"there is no launch command for the engine {deployment.engine!r}; known: vllm")
     return vllm.launch_args(deployment)

@@ -10,7 +10,8 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import ranks, reserving, vllm
+from servewise.kernel import disaggregated, ranks, reserving, vllm
+from servewise.kernel.group import Group
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -40,7 +41,16 @@ def _reserving(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # 
     return reserving.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
 
-DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving}
+def _disaggregated(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return disaggregated.advance(rep, driver, i, req, out, lim, recorder_at(rec, i), horizon)
+
+
+DRIVERS: dict[type, Callable[..., Any]] = {
+    type(None): _vllm,
+    Ranks: _ranks,
+    Reservation: _reserving,
+    Group: _disaggregated,
+}
 
 
 def advance(

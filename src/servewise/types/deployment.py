@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from servewise.errors import InputError
 from servewise.types.hardware import GpuSpec
 from servewise.types.model import ModelSpec, WeightPrecision
+from servewise.types.provenance import Provenance
 
 __all__ = [
     "CudagraphMode",
     "Deployment",
+    "Disaggregation",
     "EngineName",
     "EngineParams",
+    "GroupRouter",
+    "InstancePool",
+    "KvLink",
     "KvPrecision",
     "LlamacppParams",
     "Parallelism",
     "Precision",
+    "Role",
     "Router",
     "SglangParams",
     "TrtllmParams",
@@ -28,6 +35,8 @@ CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 KvPrecision = Literal["bf16", "fp8"]
 Router = Literal["round_robin", "least_requests", "prefix_aware"]
+GroupRouter = Literal["round_robin", "least_requests"]
+Role = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +139,71 @@ EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InstancePool:
+    """Equal instances of an engine that have one role in a group.
+
+    Parameters
+    ----------
+    gpu : GpuSpec
+    parallelism : Parallelism
+        Of one instance.
+    params : EngineParams
+    num_instances : int
+        In each group.
+    """
+
+    gpu: GpuSpec
+    parallelism: Parallelism
+    params: EngineParams
+    num_instances: int
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the pool in one group."""
+        return self.num_instances * self.parallelism.num_gpus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLink:
+    """What the KV cache crosses between two instances.
+
+    Parameters
+    ----------
+    kind : str
+        ``nvlink``, ``xgmi``, ``pcie``, ... within a node, ``network`` between nodes.
+    bytes_per_s : float [bytes/s]
+        Of all GPUs of an instance that send parts of one request.
+    latency_s : float [s]
+        From the last byte sent until the request is ready, control messages included.
+    provenance : mapping of str to Provenance
+        Origin of both figures.
+    """
+
+    kind: str
+    bytes_per_s: float
+    latency_s: float
+    provenance: Mapping[str, Provenance]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disaggregation:
+    """Prompts are computed by some instances, outputs by others; the engine decides how they work together.
+
+    Parameters
+    ----------
+    prefill, decode : InstancePool
+    link : KvLink
+    router : GroupRouter
+        How a group chooses its instances for a request.
+    """
+
+    prefill: InstancePool
+    decode: InstancePool
+    link: KvLink
+    router: GroupRouter = "round_robin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """``num_replicas`` equal replicas behind a router.
 
@@ -146,6 +220,9 @@ class Deployment:
         The knobs of ``engine``.
     num_replicas : int
     router : Router
+    disaggregation : Disaggregation, optional
+        Then a replica is a group of prefill and decode instances, and ``gpu``, ``parallelism`` and ``params`` are
+        those of the decode pool.
     """
 
     model: ModelSpec
@@ -157,11 +234,48 @@ class Deployment:
     params: EngineParams
     num_replicas: int = 1
     router: Router = "round_robin"
+    disaggregation: Disaggregation | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a disaggregated deployment whose own fields are not those of its decode pool."""
+        if self.disaggregation is not None:
+            pool = self.disaggregation.decode
+            if (self.gpu, self.parallelism, self.params) != (pool.gpu, pool.parallelism, pool.params):
+                raise InputError(
+                    "gpu, parallelism and params of a disaggregated deployment must be those of its decode pool"
+                )
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one replica; of a disaggregated deployment, of a group."""
+        group = self.disaggregation
+        return self.parallelism.num_gpus if group is None else group.prefill.num_gpus + group.decode.num_gpus
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole fleet."""
-        return self.num_replicas * self.parallelism.num_gpus
+        return self.num_replicas * self.gpus_per_replica
+
+    def pool(self, role: Role) -> Deployment:
+        """One instance of a pool of a disaggregated deployment, as a deployment of its own.
+
+        Raises
+        ------
+        InputError
+            When the deployment is not disaggregated.
+        """
+        if self.disaggregation is None:
+            raise InputError("the deployment is not disaggregated; it has no prefill and decode pools")
+        pool = self.disaggregation.prefill if role == "prefill" else self.disaggregation.decode
+        return replace(
+            self,
+            gpu=pool.gpu,
+            parallelism=pool.parallelism,
+            params=pool.params,
+            num_replicas=1,
+            router="round_robin",
+            disaggregation=None,
+        )
 
     @property
     def vllm_params(self) -> VllmParams:
