@@ -165,6 +165,7 @@ class Prefill(Instance):
         return len(self.seated)
 
     def plan(self, now_s: float) -> list[Row]:
+        del now_s
         rows: list[Row] = []
         budget = self.params.max_step_tokens
         while True:

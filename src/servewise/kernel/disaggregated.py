@@ -33,11 +33,11 @@ INFINITY = float("inf")
 def _append(g: Group, k: int, first: int, r: int) -> None:
     """Put a request at the end of one of instance ``k``'s queues."""
     ints = g.ints[k]
-    g.link[r] = -1
+    g.live[r, gr.LINK] = -1
     if ints[first] < 0:
         ints[first] = r
     else:
-        g.link[ints[first + 1]] = r
+        g.live[ints[first + 1], gr.LINK] = r
     ints[first + 1] = r
 
 
@@ -46,7 +46,7 @@ def _pop(g: Group, k: int, first: int) -> int:
     """Take the head of one of instance ``k``'s queues."""
     ints = g.ints[k]
     r = ints[first]
-    ints[first] = g.link[r]
+    ints[first] = g.live[r, gr.LINK]
     return int(r)
 
 
@@ -104,16 +104,16 @@ def _set_window(g: Group, k: int, count: int) -> None:
 @compiled
 def _send(g: Group, r: int, blocks: int, last: bool, now: float) -> None:
     """Ask for the transfer of ``blocks`` more blocks of a request; the ``last`` one makes it ready on D."""
-    p, d = g.prefill_of[r], g.decode_of[r]
+    p, d = g.live[r, gr.PREFILL_OF], g.live[r, gr.DECODE_OF]
     start = max(now, g.floats[p, gr.LINK_FREE], g.floats[d, gr.LINK_FREE])
-    free = start + g.wire[r] * (blocks / g.prefill_blocks[r])
-    g.sent[r] += blocks
+    free = start + g.clocks[r, gr.WIRE] * (blocks / g.live[r, gr.PREFILL_BLOCKS])
+    g.live[r, gr.SENT] += blocks
     g.floats[p, gr.LINK_FREE] = free
     g.floats[d, gr.LINK_FREE] = free
     if last:
-        g.transfer_end[r] = free + g.protocol.latency
+        g.clocks[r, gr.TRANSFER_END] = free + g.protocol.latency
         if g.ints[p, gr.TRANSFER_FIRST] < 0:
-            g.floats[p, gr.ARRIVES_AT] = g.transfer_end[r]
+            g.floats[p, gr.ARRIVES_AT] = g.clocks[r, gr.TRANSFER_END]
         _append(g, p, gr.TRANSFER_FIRST, r)
 
 
@@ -124,7 +124,7 @@ def _choose_decode(g: Group, i: int, base: int, r: int) -> int:
     chosen = _choose(g, decodes, g.decode.num, g.routers[i, gr.NEXT_D])
     g.routers[i, gr.NEXT_D] = chosen + 1 if chosen + 1 < g.decode.num else 0
     d = decodes + chosen
-    g.decode_of[r] = d
+    g.live[r, gr.DECODE_OF] = d
     g.ints[d, gr.ROUTED] += 1
     return int(d)
 
@@ -153,8 +153,8 @@ def _end_request(
         g.ints[k, lo.NUM_BAD] += 1
     if req.think >= 0.0:
         ints[lo.QUEUE_END] = send_next(req, ints[lo.QUEUE_END], out.last[r] + req.think)
-    if g.decode_of[r] >= 0:
-        g.ints[g.decode_of[r], gr.ROUTED] -= 1
+    if g.live[r, gr.DECODE_OF] >= 0:
+        g.ints[g.live[r, gr.DECODE_OF], gr.ROUTED] -= 1
 
 
 # ---------------------------------------------------------------- prefill instances
@@ -182,7 +182,7 @@ def _plan_prefill(g: Group, k: int, q: int, req: Requests) -> None:
             if ints[lo.NUM_RUNNING] >= eng.max_num_seqs:
                 ints[lo.SLOTS_BOUND] = 1
                 break
-            if g.prefill_blocks[r] + protocol.margin > ints[lo.FREE]:
+            if g.live[r, gr.PREFILL_BLOCKS] + protocol.margin > ints[lo.FREE]:
                 ints[lo.MEMORY_BOUND] = 1
                 break
         chunk = req.input_tokens[r] - done
@@ -197,7 +197,7 @@ def _plan_prefill(g: Group, k: int, q: int, req: Requests) -> None:
         if ints[lo.PARTIAL] < 0:
             _pop(g, k, gr.QUEUE_FIRST)
             ints[lo.NUM_RUNNING] += 1
-            ints[lo.FREE] -= g.prefill_blocks[r]
+            ints[lo.FREE] -= g.live[r, gr.PREFILL_BLOCKS]
         tokens += chunk
         pairs += chunk * (done + 0.5 * (chunk + 1))
         if cut >= 0:
@@ -224,8 +224,6 @@ def _plan_prefill(g: Group, k: int, q: int, req: Requests) -> None:
 def _go_on_prefill(g: Group, k: int, q: int, now: float, req: Requests) -> None:
     """Begin what prefill instance ``k`` has planned, or can plan now, and plan the step after it."""
     ints, floats = g.ints[k], g.floats[k]
-    if ints[gr.HAS_ENDED] == 0 and (ints[lo.BUSY] == 1 or ints[gr.NEWS] == 0):
-        return
     if ints[gr.HAS_ENDED] == 0 or ints[gr.HAS_STEP] == 0:
         _plan_prefill(g, k, q, req)
     ints[gr.HAS_ENDED] = 0
@@ -279,41 +277,41 @@ def _end_prefill_step(
         ints[gr.ROUTED] -= 1
         if kind == gr.PUSH:
             ints[gr.NUM_HELD] += 1
-            _send(g, r, g.prefill_blocks[r] - g.sent[r], True, now)
+            _send(g, r, g.live[r, gr.PREFILL_BLOCKS] - g.live[r, gr.SENT], True, now)
             continue
         ints[lo.NUM_RUNNING] -= 1
         if kind == gr.HANDOFF:
-            g.generated[r] = 1
-            g.last_emit[r] = now
+            g.live[r, gr.GENERATED] = 1
+            g.clocks[r, gr.LAST_EMIT] = now
             out.first[r] = now + req.extra[r]
             if req.output_tokens[r] == 1:
-                ints[lo.FREE] += g.prefill_blocks[r]
+                ints[lo.FREE] += g.live[r, gr.PREFILL_BLOCKS]
                 _end_request(g, front, k, r, now, req, out, lim)
                 continue
         _arrive_on_decode(g, _choose_decode(g, i, base, r), r, now, late)
     r = ints[gr.BATCH_CUT + half]
     if r >= 0 and kind == gr.PUSH:
         whole = ints[gr.BATCH_CUT_DONE + half] >> g.prefill.engine.block_shift
-        if whole > g.sent[r]:
-            _send(g, r, whole - g.sent[r], False, now)
+        if whole > g.live[r, gr.SENT]:
+            _send(g, r, whole - g.live[r, gr.SENT], False, now)
 
 
 @compiled
 def _end_transfers(g: Group, k: int, now: float, late: bool) -> None:
     """Transfers of prefill instance ``k`` end: its blocks are free, the request is ready."""
     ints = g.ints[k]
-    while ints[gr.TRANSFER_FIRST] >= 0 and g.transfer_end[ints[gr.TRANSFER_FIRST]] <= now:
+    while ints[gr.TRANSFER_FIRST] >= 0 and g.clocks[ints[gr.TRANSFER_FIRST], gr.TRANSFER_END] <= now:
         r = _pop(g, k, gr.TRANSFER_FIRST)
-        ints[lo.FREE] += g.prefill_blocks[r]
+        ints[lo.FREE] += g.live[r, gr.PREFILL_BLOCKS]
         ints[gr.NEWS] = 1
         if g.protocol.kind == gr.PUSH:
             ints[lo.NUM_RUNNING] -= 1
             ints[gr.NUM_HELD] -= 1
-        d = g.decode_of[r]
+        d = g.live[r, gr.DECODE_OF]
         _append(g, d, gr.READY_FIRST, r)
         _notice(g, d, now, late)
     first = ints[gr.TRANSFER_FIRST]
-    g.floats[k, gr.ARRIVES_AT] = g.transfer_end[first] if first >= 0 else INFINITY
+    g.floats[k, gr.ARRIVES_AT] = g.clocks[first, gr.TRANSFER_END] if first >= 0 else INFINITY
 
 
 # ---------------------------------------------------------------- decode instances: blocks and rows
@@ -328,7 +326,7 @@ def _blocks(tokens: int, shift: int) -> int:
 def _blocks_of(g: Group, r: int, tokens: int) -> int:
     """Blocks that a request with so many tokens in its KV cache holds on D."""
     if g.protocol.kind == gr.HANDOFF:
-        return int(g.decode_blocks[r])
+        return int(g.live[r, gr.DECODE_BLOCKS])
     return int(_blocks(tokens, g.decode.engine.block_shift))
 
 
@@ -354,10 +352,10 @@ def _steps_before_shortage(g: Group, d: int, step: int, free: int, rows: int, li
 def _add_row(g: Group, k: int, d: int, r: int, length: int, finish: int) -> None:
     """Let a request with ``length`` tokens in its KV cache decode from the next step on, until step ``finish``."""
     ints = g.ints[k]
-    g.finish_step[r] = finish
-    g.state[r] = lo.DECODING
+    g.live[r, gr.FINISH_STEP] = finish
+    g.live[r, gr.STATE] = lo.DECODING
     bucket = finish & (g.ring.shape[1] - 1)
-    g.next_same[r] = g.ring[d, bucket]
+    g.live[r, gr.NEXT_SAME] = g.ring[d, bucket]
     g.ring[d, bucket] = r
     ints[lo.NEXT_FINISH] = min(ints[lo.NEXT_FINISH], finish)
     ints[lo.ROWS] += 1
@@ -385,11 +383,11 @@ def _seat(g: Group, k: int, d: int, r: int) -> None:
             other = g.running[d, j]
             if other >= 0:
                 g.running[d, kept] = other
-                g.position[other] = kept
+                g.live[other, gr.POSITION] = kept
                 kept += 1
         top = kept
     g.running[d, top] = r
-    g.position[r] = top
+    g.live[r, gr.POSITION] = top
     ints[lo.RUN_TOP] = top + 1
 
 
@@ -397,7 +395,7 @@ def _seat(g: Group, k: int, d: int, r: int) -> None:
 def _join(g: Group, k: int, d: int, r: int, length: int, output_tokens: int) -> None:
     """Let a ready request decode from the next step on."""
     ints = g.ints[k]
-    _add_row(g, k, d, r, length, ints[lo.STEP] + output_tokens - g.generated[r])
+    _add_row(g, k, d, r, length, ints[lo.STEP] + output_tokens - g.live[r, gr.GENERATED])
     g.joined[d, ints[gr.NUM_JOINED]] = r
     ints[gr.NUM_JOINED] += 1
     _seat(g, k, d, r)
@@ -421,38 +419,38 @@ def _find_next_finish(g: Group, k: int, d: int) -> None:
 @compiled
 def _unlink(g: Group, d: int, r: int) -> None:
     """Take a request out of the calendar."""
-    bucket = g.finish_step[r] & (g.ring.shape[1] - 1)
+    bucket = g.live[r, gr.FINISH_STEP] & (g.ring.shape[1] - 1)
     other = g.ring[d, bucket]
     if other == r:
-        g.ring[d, bucket] = g.next_same[r]
+        g.ring[d, bucket] = g.live[r, gr.NEXT_SAME]
         return
-    while g.next_same[other] != r:
-        other = g.next_same[other]
-    g.next_same[other] = g.next_same[r]
+    while g.live[other, gr.NEXT_SAME] != r:
+        other = g.live[other, gr.NEXT_SAME]
+    g.live[other, gr.NEXT_SAME] = g.live[r, gr.NEXT_SAME]
 
 
 @compiled
 def _evict(g: Group, k: int, d: int, r: int, req: Requests, out: Outputs) -> None:
     """Take the blocks, the row and the seat of a request that has a row or had one until its last token."""
     ints = g.ints[k]
-    emitted = req.output_tokens[r] - (g.finish_step[r] - ints[lo.STEP])
+    emitted = req.output_tokens[r] - (g.live[r, gr.FINISH_STEP] - ints[lo.STEP])
     length = req.input_tokens[r] + emitted - 1
     ints[lo.FREE] += _blocks_of(g, r, length)
     ints[lo.NUM_RUNNING] -= 1
     ints[lo.NUM_PREEMPTIONS] += 1
     out.preemptions[r] += 1
-    g.running[d, g.position[r]] = -1
-    if g.state[r] != lo.ENDED_BY_LENGTH:
+    g.running[d, g.live[r, gr.POSITION]] = -1
+    if g.live[r, gr.STATE] != lo.ENDED_BY_LENGTH:
         _drop_row(g, k, d, length)
-        if g.state[r] == lo.ENDED_BY_STOP:
+        if g.live[r, gr.STATE] == lo.ENDED_BY_STOP:
             ints[lo.NUM_WASTED] -= 1
-    if g.state[r] != lo.DECODING:
-        g.state[r] = lo.GONE
+    if g.live[r, gr.STATE] != lo.DECODING:
+        g.live[r, gr.STATE] = lo.GONE
         return
     _unlink(g, d, r)
-    g.generated[r] = emitted
-    g.last_emit[r] = g.floats[k, lo.LAST_EMISSION]
-    g.state[r] = lo.WAITING
+    g.live[r, gr.GENERATED] = emitted
+    g.clocks[r, gr.LAST_EMIT] = g.floats[k, lo.LAST_EMISSION]
+    g.live[r, gr.STATE] = lo.WAITING
 
 
 # ---------------------------------------------------------------- decode instances: plans
@@ -471,7 +469,9 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
     partial = ints[lo.PARTIAL]
     done = ints[lo.PARTIAL_DONE]
     if partial >= 0:
-        chunk = min(req.input_tokens[partial] + g.generated[partial] - done, eng.max_num_batched_tokens - ints[lo.ROWS])
+        chunk = min(
+            req.input_tokens[partial] + g.live[partial, gr.GENERATED] - done, eng.max_num_batched_tokens - ints[lo.ROWS]
+        )
         chunk_blocks = _blocks(done + chunk, shift) - _blocks(done, shift)
     while g.phase[d, step & mask] + chunk_blocks > ints[lo.FREE]:
         ints[gr.PREEMPTED] = 1
@@ -485,14 +485,14 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
             ints[lo.NUM_RUNNING] -= 1
             ints[lo.NUM_PREEMPTIONS] += 1
             out.preemptions[r] += 1
-            g.state[r] = lo.WAITING
+            g.live[r, gr.STATE] = lo.WAITING
             partial = -1
             chunk = 0
             chunk_blocks = 0
         else:
             _evict(g, k, d, r, req, out)
-        if g.state[r] == lo.WAITING:
-            g.link[r] = ints[gr.RETURNED_FIRST]
+        if g.live[r, gr.STATE] == lo.WAITING:
+            g.live[r, gr.LINK] = ints[gr.RETURNED_FIRST]
             ints[gr.RETURNED_FIRST] = r
     if ints[gr.PREEMPTED] != 0:
         _find_next_finish(g, k, d)
@@ -504,7 +504,7 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
     if partial >= 0:
         pairs = chunk * (done + 0.5 * (chunk + 1))
         done += chunk
-        if done == req.input_tokens[partial] + g.generated[partial]:
+        if done == req.input_tokens[partial] + g.live[partial, gr.GENERATED]:
             g.prefilled[d, num_prefilled] = partial
             num_prefilled += 1
             partial = -1
@@ -527,7 +527,7 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
             budget -= 1
         elif returned:
             r = ints[gr.RETURNED_FIRST]
-            known = req.input_tokens[r] + g.generated[r]
+            known = req.input_tokens[r] + g.live[r, gr.GENERATED]
             chunk = min(known, budget)
             if _blocks(known if eng.reserve_full != 0 else chunk, shift) > ints[lo.FREE]:
                 ints[lo.MEMORY_BOUND] = 1
@@ -543,7 +543,7 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
                 g.prefilled[d, num_prefilled] = r
                 num_prefilled += 1
             else:
-                g.state[r] = lo.PREFILLING
+                g.live[r, gr.STATE] = lo.PREFILLING
                 partial = r
                 done = chunk
         else:
@@ -553,7 +553,7 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
                 break
             _pop(g, k, gr.QUEUE_FIRST)
             ints[lo.FREE] -= _blocks(req.input_tokens[r], shift)
-            _send(g, r, g.prefill_blocks[r], True, now)
+            _send(g, r, g.live[r, gr.PREFILL_BLOCKS], True, now)
         ints[gr.BLOCKED] = 0
     ints[lo.PARTIAL] = partial
     ints[lo.PARTIAL_DONE] = done
@@ -582,7 +582,7 @@ def _victim(g: Group, k: int, d: int, req: Requests) -> int:
         r = g.running[d, j]
         if r < 0:
             continue
-        emitted = req.output_tokens[r] - (g.finish_step[r] - ints[lo.STEP])
+        emitted = req.output_tokens[r] - (g.live[r, gr.FINISH_STEP] - ints[lo.STEP])
         if best < 0 or emitted < fewest or (emitted == fewest and req.input_tokens[r] >= req.input_tokens[best]):
             best = r
             fewest = emitted
@@ -611,7 +611,7 @@ def _plan_push(g: Group, front: Replica, k: int, d: int, now: float, req: Reques
     shift = g.decode.engine.block_shift
     while ints[gr.RETURNED_FIRST] >= 0:
         r = ints[gr.RETURNED_FIRST]
-        length = req.input_tokens[r] + g.generated[r] - 1
+        length = req.input_tokens[r] + g.live[r, gr.GENERATED] - 1
         if ints[lo.NUM_RUNNING] >= slots or not _is_within_reserve(g, k, length):
             break
         _pop(g, k, gr.RETURNED_FIRST)
@@ -632,7 +632,7 @@ def _plan_push(g: Group, front: Replica, k: int, d: int, now: float, req: Reques
         ints[lo.FREE] -= _blocks(req.input_tokens[r], shift)
         ints[lo.NUM_RUNNING] += 1
         ints[gr.NUM_HELD] += 1
-        p = g.prefill_of[r]
+        p = g.live[r, gr.PREFILL_OF]
         _append(g, p, gr.QUEUE_FIRST, r)
         g.ints[p, gr.NEWS] = 1
     if ints[gr.RETURNED_FIRST] >= 0:
@@ -640,8 +640,8 @@ def _plan_push(g: Group, front: Replica, k: int, d: int, now: float, req: Reques
     while ints[gr.READY_FIRST] >= 0:
         r = _pop(g, k, gr.READY_FIRST)
         ints[gr.NUM_HELD] -= 1
-        g.generated[r] = 1
-        g.last_emit[r] = now
+        g.live[r, gr.GENERATED] = 1
+        g.clocks[r, gr.LAST_EMIT] = now
         out.first[r] = now + req.extra[r]
         if req.output_tokens[r] == 1:
             ints[lo.FREE] += _blocks(req.input_tokens[r], shift)
@@ -660,10 +660,10 @@ def _plan_push(g: Group, front: Replica, k: int, d: int, now: float, req: Reques
             return
     while g.phase[d, bucket] > ints[lo.FREE]:
         r = _victim(g, k, d, req)
-        emitted_at = g.last_emit[r]
+        emitted_at = g.clocks[r, gr.LAST_EMIT]
         _evict(g, k, d, r, req, out)
         if _leave_joined(g, k, d, r):
-            g.last_emit[r] = emitted_at
+            g.clocks[r, gr.LAST_EMIT] = emitted_at
         _append(g, k, gr.RETURNED_FIRST, r)
         ints[gr.BLOCKED] = 1
     if ints[gr.PREEMPTED] != 0:
@@ -686,15 +686,15 @@ def _plan_handoff(g: Group, k: int, d: int, now: float, req: Requests) -> None:
         if ints[lo.NUM_RUNNING] >= g.decode.engine.max_num_seqs:
             ints[lo.SLOTS_BOUND] = 1
             break
-        if g.decode_blocks[r] > ints[lo.FREE]:
+        if g.live[r, gr.DECODE_BLOCKS] > ints[lo.FREE]:
             ints[lo.MEMORY_BOUND] = 1
             break
         ints[gr.BLOCKED] = 0
         _pop(g, k, gr.QUEUE_FIRST)
-        ints[lo.FREE] -= g.decode_blocks[r]
+        ints[lo.FREE] -= g.live[r, gr.DECODE_BLOCKS]
         ints[lo.NUM_RUNNING] += 1
         ints[gr.NUM_HELD] += 1
-        _send(g, r, g.prefill_blocks[r], True, now)
+        _send(g, r, g.live[r, gr.PREFILL_BLOCKS], True, now)
     ints[gr.HAS_STEP] = 1 if ints[lo.ROWS] > 0 else 0
 
 
@@ -814,7 +814,7 @@ def _settle(g: Group, k: int, d: int, req: Requests, out: Outputs, rec: Recorder
         if g.protocol.kind == gr.PULL:
             out.first[r] = start + first + req.extra[r]
         elif record_gaps:
-            room = record_gap(rec, start + first - g.last_emit[r], 0.0, 1, 1) and room
+            room = record_gap(rec, start + first - g.clocks[r, gr.LAST_EMIT], 0.0, 1, 1) and room
     if record_gaps and joined > 0 and count > 1:
         room = record_gap(rec, first + growth, growth, count - 1, joined) and room
     ints[gr.NUM_JOINED] = 0
@@ -822,9 +822,9 @@ def _settle(g: Group, k: int, d: int, req: Requests, out: Outputs, rec: Recorder
     # --- rows that ran in vain leave
     for j in range(ints[lo.NUM_PENDING]):
         r = g.pending[d, j]
-        if g.state[r] == lo.ENDED_BY_STOP:
+        if g.live[r, gr.STATE] == lo.ENDED_BY_STOP:
             _drop_row(g, k, d, req.input_tokens[r] + req.output_tokens[r])
-        g.state[r] = lo.GONE
+        g.live[r, gr.STATE] = lo.GONE
     ints[lo.NUM_WASTED] = 0
     ints[lo.NUM_PENDING] = 0
 
@@ -832,9 +832,9 @@ def _settle(g: Group, k: int, d: int, req: Requests, out: Outputs, rec: Recorder
     for j in range(ints[gr.NUM_PREFILLED]):
         r = g.prefilled[d, j]
         if record_gaps:
-            room = record_gap(rec, end - g.last_emit[r], 0.0, 1, 1) and room
-        length = req.input_tokens[r] + g.generated[r]
-        _add_row(g, k, d, r, length, ints[lo.STEP] + req.output_tokens[r] - g.generated[r] - 1)
+            room = record_gap(rec, end - g.clocks[r, gr.LAST_EMIT], 0.0, 1, 1) and room
+        length = req.input_tokens[r] + g.live[r, gr.GENERATED]
+        _add_row(g, k, d, r, length, ints[lo.STEP] + req.output_tokens[r] - g.live[r, gr.GENERATED] - 1)
 
     # --- rows that emitted their last token
     step = ints[lo.STEP]
@@ -846,12 +846,12 @@ def _settle(g: Group, k: int, d: int, req: Requests, out: Outputs, rec: Recorder
             g.pending[d, ints[lo.NUM_PENDING]] = r
             ints[lo.NUM_PENDING] += 1
             if req.by_length[r] == 0 and g.decode.engine.lag == 1:
-                g.state[r] = lo.ENDED_BY_STOP
+                g.live[r, gr.STATE] = lo.ENDED_BY_STOP
                 ints[lo.NUM_WASTED] += 1
             else:
-                g.state[r] = lo.ENDED_BY_LENGTH
+                g.live[r, gr.STATE] = lo.ENDED_BY_LENGTH
                 _drop_row(g, k, d, req.input_tokens[r] + req.output_tokens[r] - 1)
-            r = g.next_same[r]
+            r = g.live[r, gr.NEXT_SAME]
         _find_next_finish(g, k, d)
     return bool(room)
 
@@ -865,10 +865,10 @@ def _finish(g: Group, front: Replica, k: int, d: int, now: float, req: Requests,
     for j in range(ints[lo.NUM_PENDING]):
         r = g.pending[d, j]
         _end_request(g, front, k, r, now, req, out, lim)
-        if g.state[r] == lo.GONE:  # preempted with its last token in flight
+        if g.live[r, gr.STATE] == lo.GONE:  # preempted with its last token in flight
             continue
         length = req.input_tokens[r] + req.output_tokens[r] - 1
-        if g.state[r] == lo.ENDED_BY_STOP:
+        if g.live[r, gr.STATE] == lo.ENDED_BY_STOP:
             if planned:
                 length += 1
             else:
@@ -876,7 +876,7 @@ def _finish(g: Group, front: Replica, k: int, d: int, now: float, req: Requests,
         ints[lo.FREE] += _blocks_of(g, r, length)
         ints[lo.NUM_RUNNING] -= 1
         ints[gr.RELEASED] = 1
-        g.running[d, g.position[r]] = -1
+        g.running[d, g.live[r, gr.POSITION]] = -1
     if not planned:
         ints[lo.NUM_PENDING] = 0
         ints[lo.NUM_WASTED] = 0
@@ -915,6 +915,15 @@ def _go_on_decode(
 
 
 @compiled
+def _is_due(g: Group, k: int, now: float) -> bool:
+    """Whether decode instance ``k`` has a step to begin or to plan."""
+    ints = g.ints[k]
+    if ints[lo.BUSY] == 0 or ints[gr.HAS_ENDED] == 1:
+        return bool(ints[gr.HAS_ENDED] == 1 or ints[gr.NEWS] == 1)
+    return bool(ints[gr.PLANNED] == 0 and g.floats[k, gr.PLAN_AT] <= now)
+
+
+@compiled
 def _next_event(g: Group, base: int) -> float:
     """When the next step or transfer of a group has something due."""
     at = INFINITY
@@ -943,7 +952,7 @@ def _route(g: Group, i: int, base: int, r: int, now: float, late: bool) -> None:
     """Send a request to a prefill instance of group ``i``, with SGLang by way of a decode instance."""
     p = _choose(g, base, g.prefill.num, g.routers[i, gr.NEXT_P])
     g.routers[i, gr.NEXT_P] = p + 1 if p + 1 < g.prefill.num else 0
-    g.prefill_of[r] = base + p
+    g.live[r, gr.PREFILL_OF] = base + p
     g.ints[base + p, gr.ROUTED] += 1
     if g.protocol.kind == gr.PUSH:
         _arrive_on_decode(g, _choose_decode(g, i, base, r), r, now, late)
@@ -1008,10 +1017,14 @@ def advance(
 
         # --- steps begin and are planned
         for j in range(y):
-            if not _go_on_decode(g, front, base + x + j, i * y + j, now, req, out, lim, rec):
+            if _is_due(g, base + x + j, now) and not _go_on_decode(
+                g, front, base + x + j, i * y + j, now, req, out, lim, rec
+            ):
                 status = lo.OVERFLOW
         for j in range(x):
-            _go_on_prefill(g, base + j, i * x + j, now, req)
+            k = base + j
+            if g.ints[k, gr.HAS_ENDED] == 1 or (g.ints[k, lo.BUSY] == 0 and g.ints[k, gr.NEWS] == 1):
+                _go_on_prefill(g, k, i * x + j, now, req)
 
         if len(rec.samples) > 0 and now >= floats[lo.NEXT_SAMPLE]:
             floats[lo.NEXT_SAMPLE] = now + rec.sample_every

@@ -77,6 +77,28 @@ NEXT_D = 1
 NUM_GROUP_INTS = 2
 
 
+# Integers of a request: the blocks that it takes when it is admitted; the next one in whatever queue it stands in; the
+# rows of its instances; blocks that were sent; and what ``layout.Replica`` has.
+PREFILL_BLOCKS = 0
+DECODE_BLOCKS = 1
+LINK = 2
+PREFILL_OF = 3
+DECODE_OF = 4
+SENT = 5
+STATE = 6
+GENERATED = 7
+FINISH_STEP = 8
+NEXT_SAME = 9
+POSITION = 10
+NUM_LIVE_INTS = 11
+
+# Floats of a request: time of its KV cache on the wire [s], when that has arrived, when its last token was emitted.
+WIRE = 0
+TRANSFER_END = 1
+LAST_EMIT = 2
+NUM_LIVE_FLOATS = 3
+
+
 class Pool(NamedTuple):
     """``num`` equal instances in each group, their settings and step times."""
 
@@ -106,18 +128,13 @@ class Protocol(NamedTuple):
 class Group(NamedTuple):
     """Groups of ``prefill.num + decode.num`` instances, one group after the other in ``ints`` and ``floats``.
 
-    Arrays of P's alone (``batch``) and of D's alone (``ring`` to ``prefilled``) have those as first axis.
-    By request: ``prefill_blocks`` and ``decode_blocks`` that it takes when it is admitted, ``wire`` time of its KV
-    cache [s]; ``link`` is the next one in whatever queue it stands in, ``prefill_of`` and ``decode_of`` are rows of
-    ``ints``. The others are those of ``layout.Replica``.
+    Arrays of P's alone (``batch``) and of D's alone (``ring`` to ``prefilled``) have those as first axis, ``live`` and
+    ``clocks`` the requests: one row each, because numba passes every array of every call.
     """
 
     prefill: Pool
     decode: Pool
     protocol: Protocol
-    prefill_blocks: NDArray[np.int32]
-    decode_blocks: NDArray[np.int32]
-    wire: NDArray[np.float64]
     ints: NDArray[np.int64]
     floats: NDArray[np.float64]
     routers: NDArray[np.int64]
@@ -128,17 +145,8 @@ class Group(NamedTuple):
     pending: NDArray[np.int32]
     joined: NDArray[np.int32]
     prefilled: NDArray[np.int32]
-    link: NDArray[np.int32]
-    prefill_of: NDArray[np.int32]
-    decode_of: NDArray[np.int32]
-    sent: NDArray[np.int32]
-    transfer_end: NDArray[np.float64]
-    next_same: NDArray[np.int32]
-    finish_step: NDArray[np.int64]
-    generated: NDArray[np.int32]
-    state: NDArray[np.int8]
-    position: NDArray[np.int32]
-    last_emit: NDArray[np.float64]
+    live: NDArray[np.int32]
+    clocks: NDArray[np.float64]
 
 
 def new_group(
@@ -165,15 +173,18 @@ def new_group(
     floats = np.zeros((num_groups * size, NUM_INSTANCE_FLOATS))
     floats[:, NEXT_AT] = np.inf
     floats[:, ARRIVES_AT] = np.inf
+    live = np.zeros((num_requests, NUM_LIVE_INTS), np.int32)
+    live[:, [LINK, PREFILL_OF, DECODE_OF]] = -1
+    live[:, PREFILL_BLOCKS] = prefill_blocks
+    live[:, DECODE_BLOCKS] = decode_blocks
+    clocks = np.zeros((num_requests, NUM_LIVE_FLOATS))
+    clocks[:, WIRE] = wire_s
     longest = int(requests.output_tokens.max(initial=0))
     num_decodes, slots = num_groups * decode.num, decode.engine.max_num_seqs
     return Group(
         prefill=prefill,
         decode=decode,
         protocol=protocol,
-        prefill_blocks=prefill_blocks,
-        decode_blocks=decode_blocks,
-        wire=wire_s,
         ints=ints,
         floats=floats,
         routers=np.zeros((num_groups, NUM_GROUP_INTS), np.int64),
@@ -184,15 +195,6 @@ def new_group(
         pending=np.empty((num_decodes, slots + 1), np.int32),
         joined=np.empty((num_decodes, slots + 1), np.int32),
         prefilled=np.empty((num_decodes, slots + 1), np.int32),
-        link=np.full(num_requests, -1, np.int32),
-        prefill_of=np.full(num_requests, -1, np.int32),
-        decode_of=np.full(num_requests, -1, np.int32),
-        sent=np.zeros(num_requests, np.int32),
-        transfer_end=np.full(num_requests, np.inf),
-        next_same=np.empty(num_requests, np.int32),
-        finish_step=np.zeros(num_requests, np.int64),
-        generated=np.zeros(num_requests, np.int32),
-        state=np.zeros(num_requests, np.int8),
-        position=np.zeros(num_requests, np.int32),
-        last_emit=np.zeros(num_requests),
+        live=live,
+        clocks=clocks,
     )

@@ -274,8 +274,8 @@ def _blocks(
         have = pools[role].engine.num_blocks  # type: ignore[index]
         if int(blocks.max(initial=0)) > have:
             raise InputError(
-                f"a request needs {int(blocks.max())} KV blocks of {size} tokens on a {role} instance, which has {have}; "
-                "lower max_tokens or the context, or use more or larger GPUs"
+                f"a request needs {int(blocks.max())} KV blocks of {size} tokens on a {role} instance, which has "
+                f"{have}; lower max_tokens or the context, or use more or larger GPUs"
             )
     return held.astype(np.int32), most.astype(np.int32)
 
