@@ -12,7 +12,7 @@ from oracle.strategies import Case
 from oracle.vllm_plain import Params, Request
 from servewise.kernel import layout
 from servewise.perf import kv_transfer_bytes_per_token
-from servewise.sim import Outcome, disaggregated, simulate_disaggregated
+from servewise.sim import Outcome, disaggregated, simulate_disaggregated, to_log
 from servewise.types import (
     Deployment,
     Disaggregation,
@@ -22,6 +22,7 @@ from servewise.types import (
     MemoryReport,
     Parallelism,
     Precision,
+    RequestLog,
     Role,
     Router,
     SglangParams,
@@ -187,3 +188,8 @@ def assert_agrees(
     np.testing.assert_array_equal(kernel.counters[:, layout.PEAK_RUNNING], [i.peak_running for i in instances])
     assert kernel.num_simulated == len(case.requests)
     return kernel
+
+
+def to_log_of(case: DisaggregatedCase, outcome: Outcome) -> RequestLog:
+    """The log of a run."""
+    return to_log(workload_of(case), outcome)

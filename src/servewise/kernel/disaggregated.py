@@ -962,6 +962,35 @@ def _route(g: Group, i: int, base: int, r: int, now: float, late: bool) -> None:
 
 
 @compiled
+def _end_steps(
+    g: Group,
+    front: Replica,
+    i: int,
+    now: float,
+    late: bool,
+    req: Requests,
+    out: Outputs,
+    lim: Limits,
+    rec: Recorder,
+) -> bool:
+    """Let the steps of group ``i`` end that are due; False without room for what is recorded."""
+    x, y = g.prefill.num, g.decode.num
+    base = i * (x + y)
+    room = True
+    for j in range(x):
+        k = base + j
+        if g.ints[k, lo.BUSY] == 1 and g.floats[k, gr.END_AT] <= now and g.ints[k, gr.HAS_ENDED] == 0:
+            _end_prefill_step(g, front, i, base, k, i * x + j, now, late, req, out, lim)
+    for j in range(y):
+        k = base + x + j
+        if g.ints[k, lo.BUSY] == 1 and g.floats[k, gr.END_AT] <= now and g.ints[k, gr.HAS_ENDED] == 0:
+            if g.ints[k, gr.PLANNED] == 0:
+                room = _settle(g, k, i * y + j, req, out, rec) and room
+            _finish(g, front, k, i * y + j, now, req, out, lim)
+    return bool(room)
+
+
+@compiled
 def advance(
     front: Replica,
     g: Group,
@@ -996,16 +1025,8 @@ def advance(
         floats[lo.NOW] = now
 
         # --- steps end, transfers arrive, requests come
-        for j in range(x):
-            k = base + j
-            if g.ints[k, lo.BUSY] == 1 and g.floats[k, gr.END_AT] <= now:
-                _end_prefill_step(g, front, i, base, k, i * x + j, now, late, req, out, lim)
-        for j in range(y):
-            k = base + x + j
-            if g.ints[k, lo.BUSY] == 1 and g.floats[k, gr.END_AT] <= now:
-                if g.ints[k, gr.PLANNED] == 0 and not _settle(g, k, i * y + j, req, out, rec):
-                    status = lo.OVERFLOW
-                _finish(g, front, k, i * y + j, now, req, out, lim)
+        if not _end_steps(g, front, i, now, late, req, out, lim, rec):
+            status = lo.OVERFLOW
         for k in range(base, base + x):
             if g.floats[k, gr.ARRIVES_AT] <= now:
                 _end_transfers(g, k, now, late)
@@ -1035,5 +1056,8 @@ def advance(
         if ints[lo.NUM_BAD] > lim.max_bad:
             status = lo.BROKEN
             break
+    # what ends at the horizon has ended when the request that comes there is routed
+    if status == lo.DONE and horizon < INFINITY and not _end_steps(g, front, i, horizon, False, req, out, lim, rec):
+        status = lo.OVERFLOW
     ints[lo.PARTIAL] = 0 if ints[lo.NUM_FINISHED] < ints[lo.QUEUE_HEAD] else -1  # whether something may finish
     return status

@@ -266,7 +266,8 @@ def _blocks(
     match deployment.engine:
         case "sglang":
             needed = held + SGLANG_PAGES_MORE
-            most = -(-(prompts + outputs + SGLANG_RESERVED_TOKENS) // size)
+            # at the latest without its last token, and the one before has no place in the KV cache
+            most = -(-(prompts + np.maximum(outputs - 2, 0) + SGLANG_RESERVED_TOKENS) // size)
         case "tensorrt-llm":
             held = needed = -(-(prompts + 1) // size)
             most = -(-(prompts + packed.max_tokens) // size)
