@@ -199,9 +199,25 @@ def test_laws_on_longer_runs() -> None:
 # ------------------------------------------------------------------ what is recorded
 
 
+def test_a_request_may_come_at_the_instant_of_a_plan_that_has_been_made() -> None:
+    """In a closed loop, when SGLang's D delivers an only token as it plans."""
+    for seed in (8, 45, 77):
+        for concurrency in (2, 3, 5):
+            assert_agrees(seeded_disaggregated_case(seed, 30), concurrency=concurrency)
+
+
 @some
 @given(case=disaggregated_cases(), fast_forward=st.booleans())
 def test_gaps_between_tokens(case: DisaggregatedCase, fast_forward: bool) -> None:
+    assert_gaps(case, fast_forward)
+
+
+def test_gaps_on_longer_runs() -> None:
+    for seed in (*range(20), 49, 209):
+        assert_gaps(seeded_disaggregated_case(seed), True)
+
+
+def assert_gaps(case: DisaggregatedCase, fast_forward: bool) -> None:
     gaps = [np.diff(live.token_s) for live in run_plain(case).lives]
     outcome = run_group(case, record_itl=True, fast_forward=fast_forward)
     itl = to_log_of(case, outcome).itl

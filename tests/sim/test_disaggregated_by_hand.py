@@ -115,6 +115,18 @@ def test_sglang_retracts_who_has_the_fewest_tokens() -> None:
     assert tokens[B] == [2.75, 4.75, 5.75, 6.75, 10.75, 11.75]
 
 
+def test_of_equals_sglang_retracts_the_last() -> None:
+    # Pages of 1 token, 17 on D. C: P1 O9 at 0, there at 1.5. A and B: P2 O9 at 0.5, one step 1 to 2, there at 2.75
+    # and 3.25; both are rows from the plan at 3.5 on. Pages taken: 5 by prompts, 1, 1, 1 by C, then 3 a plan at 3.5,
+    # 4.5 and 5.5: 17. Plan at 6.5: A and B have the same: B is retracted, with 2 + 4 - 1 tokens; C and A take 2 of 5.
+    # B comes back for 5 + 4 tokens: not beside A (at 9.5 9 are free, less 4 for A), but when A leaves at 12.5.
+    params = group_params("sglang", block=1, d_blocks=17)
+    tokens = by_hand(params, req(C, 0.0, 1, 9), req(A, 0.5, 2, 9), req(B, 0.5, 2, 9))
+    assert tokens[0] == [1.5 + i for i in range(9)]
+    assert tokens[1] == [3.5, *(5.5 + i for i in range(8))]
+    assert tokens[2] == [3.5, 5.5, 6.5, 7.5, *(13.5 + i for i in range(5))]
+
+
 def test_sglang_waits_for_a_request_that_is_about_to_leave() -> None:
     # As before, but A: P2 O6. Plan at 5.75: A's last token is in flight, B has no page: nobody decodes in this step. At
     # 6.75 A leaves, and B goes on without having been retracted.
