@@ -28,7 +28,7 @@ from servewise import metrics
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.sim import simulate, simulate_closed_loop, simulate_disaggregated
-from servewise.types import KvLink, LlamacppParams, Promise, Router
+from servewise.types import KvLink, LlamacppParams, Parallelism, Promise, Router
 from sim.disaggregated_agree import (
     assert_agrees,
     deployment_of,
@@ -416,6 +416,16 @@ def test_a_link_that_moves_nothing(link: dict[str, float]) -> None:
 def test_prefix_aware_routing_is_refused() -> None:
     with pytest.raises(InputError, match="prefix caches of disaggregated deployments are not simulated"):
         run_group(ONE, num_groups=2, router="prefix_aware")
+
+
+@pytest.mark.parametrize("spread", [{"pipeline_parallel_size": 2}, {"data_parallel_size": 2}])
+def test_stages_and_ranks_are_refused(spread: dict[str, int]) -> None:
+    found = deployment_of(ONE).disaggregation
+    assert found is not None
+    pool = dataclasses.replace(found.prefill, parallelism=Parallelism(**spread))
+    other = dataclasses.replace(deployment_of(ONE), disaggregation=dataclasses.replace(found, prefill=pool))
+    with pytest.raises(InputError, match="are not simulated apart"):
+        simulate_disaggregated(workload_of(ONE), other, models_of(ONE), memories_of(ONE))
 
 
 def test_a_deployment_has_the_fields_of_its_decode_pool() -> None:

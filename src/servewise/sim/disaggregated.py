@@ -13,6 +13,7 @@ from servewise.kernel import fleet, group, layout
 from servewise.perf import kv_transfer_bytes
 from servewise.sim.check import check
 from servewise.sim.drivers import driver_of
+from servewise.sim.drivers.base import plain_engine
 from servewise.sim.outcome import Outcome
 from servewise.sim.pack import Packed, pack_accepted, pack_times
 from servewise.sim.run import ROUTERS
@@ -169,8 +170,11 @@ def _check(
         raise InputError(
             f"{deployment.engine!r} has no disaggregated prefill and decode; allowed: {', '.join(sorted(KINDS))}"
         )
-    if deployment.router == "prefix_aware":
-        raise InputError("prefix caches of disaggregated deployments are not simulated; use another router")
+    if deployment.router not in GROUP_ROUTERS:
+        raise InputError(
+            f"prefix caches of disaggregated deployments are not simulated, so the router {deployment.router} has no "
+            f"use; allowed: {', '.join(GROUP_ROUTERS)}"
+        )
     if min(found.prefill.num_instances, found.decode.num_instances) < 1:
         raise InputError(
             f"a group of {found.prefill.num_instances} prefill and {found.decode.num_instances} decode instances "
@@ -187,6 +191,12 @@ def _check(
         raise InputError(f"concurrency {concurrency} and think_s {think_s} must be 0 or more, think_s finite")
     for role in ROLES:
         pool = deployment.pool(role)
+        spread = pool.parallelism
+        if spread.pipeline_parallel_size > 1 or spread.data_parallel_size > 1:
+            raise InputError(
+                f"instances of {spread.pipeline_parallel_size} pipeline stages and {spread.data_parallel_size} data "
+                "parallel ranks are not simulated apart; use tensor and expert parallelism"
+            )
         check(pool, step_models[role], memories[role], num_rows=pool.max_rows)
         size = pool.kv_block_tokens
         if size & (size - 1):
@@ -219,15 +229,11 @@ def _pool(
             lag = int(role == "decode")
     return group.Pool(
         num=found.prefill.num_instances if role == "prefill" else found.decode.num_instances,
-        engine=layout.Engine(
-            max_num_seqs=pool.max_rows,
+        engine=plain_engine(pool, memory.num_kv_blocks)._replace(
             max_num_batched_tokens=tokens,
-            num_blocks=memory.num_kv_blocks,
             block_shift=pool.kv_block_tokens.bit_length() - 1,
             lag=lag,
             reserve_full=reserve_full,
-            caching=0,
-            stop_at_preemption=0,
             single_step=int(not fast_forward),
         ),
         times=pack_times(step_model.table),
