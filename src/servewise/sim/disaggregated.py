@@ -302,18 +302,24 @@ def _outcome(task: _Task) -> Outcome:
         num_rows *= 2
 
 
-def _run_once(task: _Task, num_gaps: int, num_rows: int) -> tuple[int, Outcome]:
-    packed, num_groups = task.packed, task.deployment.num_replicas
-    requests = packed.requests
+def _queues(task: _Task) -> tuple[layout.Requests, layout.Replica]:
+    """The requests of one run, and the queue and clock of each group."""
+    requests, num_groups = task.packed.requests, task.deployment.num_replicas
     num_requests = len(requests.arrival)
     by_turns = task.deployment.router == "round_robin"
     if task.concurrency:  # the kernel writes the arrivals, of every run anew
         at_once = np.arange(num_requests) < task.concurrency
         requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
-    engine = task.decode.engine
     room = -(-num_requests // num_groups) if by_turns else num_requests
-    fronts = layout.new_fleet(engine, requests, num_groups, room, not by_turns)
+    fronts = layout.new_fleet(task.decode.engine, requests, num_groups, room, not by_turns)
     fronts.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
+    return requests, fronts
+
+
+def _run_once(task: _Task, num_gaps: int, num_rows: int) -> tuple[int, Outcome]:
+    packed, num_groups, engine = task.packed, task.deployment.num_replicas, task.decode.engine
+    requests, fronts = _queues(task)
+    num_requests = len(requests.arrival)
     state = group.new_group(
         num_groups,
         task.prefill,

@@ -17,7 +17,6 @@ from servewise.types.deployment import (
     EngineParams,
     GroupRouter,
     InstancePool,
-    KvLink,
     KvPrecision,
     LlamacppParams,
     Parallelism,
@@ -30,6 +29,7 @@ from servewise.types.deployment import (
 )
 from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
 from servewise.types.perf import MemoryReport, StepModel, StepTable

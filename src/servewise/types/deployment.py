@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from servewise.errors import InputError
 from servewise.types.hardware import GpuSpec
+from servewise.types.kv_link import KvLink
 from servewise.types.model import ModelSpec, WeightPrecision
-from servewise.types.provenance import Provenance
 
 __all__ = [
     "CudagraphMode",
@@ -19,7 +18,6 @@ __all__ = [
     "EngineParams",
     "GroupRouter",
     "InstancePool",
-    "KvLink",
     "KvPrecision",
     "LlamacppParams",
     "Parallelism",
@@ -161,28 +159,6 @@ class InstancePool:
     def num_gpus(self) -> int:
         """GPUs of the pool in one group."""
         return self.num_instances * self.parallelism.num_gpus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvLink:
-    """What the KV cache crosses between two instances.
-
-    Parameters
-    ----------
-    kind : str
-        ``nvlink``, ``xgmi``, ``pcie``, ... within a node, ``network`` between nodes.
-    bytes_per_s : float [bytes/s]
-        Of all GPUs of an instance that send parts of one request.
-    latency_s : float [s]
-        From the last byte sent until the request is ready, control messages included.
-    provenance : mapping of str to Provenance
-        Origin of both figures.
-    """
-
-    kind: str
-    bytes_per_s: float
-    latency_s: float
-    provenance: Mapping[str, Provenance]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
