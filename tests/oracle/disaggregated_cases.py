@@ -93,7 +93,7 @@ def _make_params(rng: random.Random, ties: bool) -> GroupParams:
         budget=budget,
         seats=seats,
         p_blocks=rng.randint(8, 24) if scarce in ("p", "both") else 1000,
-        d_blocks=rng.randint(10, 26) if scarce in ("d", "both") else 1000,
+        d_blocks=max(rng.randint(10, 26), 12) if scarce in ("d", "both") else 1000,
         latency_s=rng.choice([0.0, 0.25, 1.0]) if ties else rng.choice([0.0, 1e-3, 0.05]),
         s_per_block=rng.choice([0.25, 1.0]) if ties else rng.choice([1e-6, 1e-3, 0.02]),
         reserved=rng.choice([4, 8]),
