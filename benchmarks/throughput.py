@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.throughput --data FILE`` takes any file of published figures with the columns of
 ``benchmarks.throughput_rows.COLUMNS``: TensorRT-LLM's performance overviews, MLPerf Inference logs, llama.cpp's
-benches. Every row is placed (a model, GPU, precision, parallelism and run that servewise can predict), counted as
-unplaceable with its reason, or as not of this kind. Nothing is fitted here.
+benches, runs of TGI. Every row is placed (a model, GPU, precision, parallelism and run that servewise can predict),
+counted as unplaceable with its reason, or as not of this kind. Nothing is fitted here.
 
 The last line is one JSON object. Its ``n``, ``median_ape_pct`` and ``spearman`` are of throughput, and of latencies of
 static batches, which are throughput's reciprocal. Latencies of a server at a rate are placed, and their errors printed
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import throughput_llamacpp, throughput_mlperf, throughput_trtllm
+from benchmarks import throughput_llamacpp, throughput_mlperf, throughput_tgi, throughput_trtllm
 from benchmarks.throughput_rows import Row, Unplaceable, better_when_small, read_rows
 
 __all__ = ["Placed", "Report", "evaluate", "main", "predict"]
@@ -47,8 +47,8 @@ class Placed:
 
     @property
     def under_load(self) -> bool:
-        """Whether this is a latency of a server that requests reach at a rate."""
-        return better_when_small(self.row.metric) and not self.row.batch
+        """Whether this is a latency of a server that requests reach at a rate; the time of a whole run is none."""
+        return better_when_small(self.row.metric) and not self.row.batch and self.row.metric != "makespan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,8 @@ def predict(row: Row) -> float:
         return throughput_llamacpp.predict(row)
     if "tensorrt-llm" in engine:
         return throughput_trtllm.predict(row)
+    if "tgi" in engine:
+        return throughput_tgi.predict(row)
     raise Unplaceable(f"runs of engine {row.engine!r} in this source are not described")
 
 

@@ -40,7 +40,7 @@ RATES = {
     "decode_tokens_per_s": "tokens/s",
     "samples_per_s": "samples/s",
 }
-LATENCIES = ("ttft", "tpot")
+LATENCIES = ("ttft", "tpot", "makespan")
 LATENCY_UNITS = {"ms": 1e-3, "s": 1.0}
 OTHER_WORKLOADS = {
     "vision": ("resnet", "retinanet", "ssd", "3d-unet", "yolo", "pointpainting"),
@@ -124,8 +124,8 @@ def better_when_small(metric: str) -> bool:
 def foreign_class(metric: str, model: str, num_gpus: str = "") -> str:
     """Why a row is not a throughput or latency of a language model on GPUs; empty when it is one.
 
-    The rule: the workload is not one of MLPerf's that generate no tokens, the metric is a rate of tokens or samples
-    or a time to first or per output token, and the number of accelerators is not stated to be zero.
+    The rule: the workload is not one of MLPerf's that generate no tokens, the metric is a rate of tokens or samples,
+    a time to first or per output token or of a whole run, and the number of accelerators is not stated to be zero.
     """
     name = model.lower()
     for kind, words in OTHER_WORKLOADS.items():

@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.perf import StepFormula, tabulate
+from servewise.perf.formula import TokenParts
 from servewise.sim import Outcome, simulate
 from servewise.types import Deployment, MemoryReport, Provenance, StepModel, StepTable, Workload
 
 __all__ = [
+    "SideBySide",
     "StaticTimes",
     "output_tokens_per_s",
     "poisson",
@@ -76,6 +78,37 @@ def static_batch(
     rows = np.full(steps, float(batch))
     decode_s = float(formula.decode_step_s(rows, rows * context).sum()) if steps else 0.0
     return StaticTimes(prefill_s=prefill_s, decode_s=decode_s)
+
+
+class SideBySide(StepFormula):
+    """A step of all pipeline stages at once: its tokens are cut into as many batches as there are stages, which take
+    turns, so that it lasts as long as one of them takes through all layers.
+
+    It stands for a pipeline that is full of equal batches, where no pipeline is simulated.
+    """
+
+    def token_parts(self, tokens: Array, *, with_prompts: bool = False) -> TokenParts:
+        """Of one of the batches [s]."""
+        return super().token_parts(tokens / self.num_stages, with_prompts=with_prompts)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages, and batches of a step."""
+        return self.deployment.parallelism.pipeline_parallel_size
+
+    def step_overhead_s(self) -> float:
+        """Once a step [s]."""
+        return super().step_overhead_s() / self.num_stages
+
+    def decode_attention_s(self, num_rows: Array, context_tokens: Array) -> Array:
+        """Of one of the batches [s]."""
+        return super().decode_attention_s(num_rows / self.num_stages, context_tokens / self.num_stages)
+
+    def prefill_attention_s(self) -> tuple[float, float, float]:
+        """Of one of the batches, whose tokens and pairs are its share [s]; the input processor sees them all."""
+        fixed, per_token, per_pair = super().prefill_attention_s()
+        prompt = 1e-6 * self.overheads.prompt_token_us
+        return fixed, (per_token - prompt) / self.num_stages + prompt, per_pair / self.num_stages
 
 
 def with_graph_sizes(formula: StepFormula, sizes: tuple[int, ...]) -> StepFormula:

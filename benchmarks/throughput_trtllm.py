@@ -22,6 +22,7 @@ from benchmarks.throughput_builds import built_limits
 from benchmarks.throughput_names import place_gpu, place_model
 from benchmarks.throughput_rows import Row, Unplaceable
 from benchmarks.throughput_runs import (
+    SideBySide,
     output_tokens_per_s,
     queued,
     replaying_every_size,
@@ -231,7 +232,7 @@ def graph_sizes(deployment: Deployment) -> tuple[int, ...]:
 def formula_of(deployment: Deployment, built: bool) -> StepFormula:
     """Step times as the run had them."""
     try:
-        formula = StepFormula(deployment)
+        formula = SideBySide(deployment)
     except InputError as error:
         raise Unplaceable(str(error)) from None
     if built:
@@ -285,8 +286,11 @@ def queued_tokens_per_s(deployment: Deployment, built: bool, row: Row) -> float:
         raise Unplaceable(f"does not fit by the memory model: {report.reason}")
     inputs, outputs = (np.full(count, n, np.int64) for n in (row.input_tokens, row.output_tokens))
     workload = queued(row.name, inputs, outputs, SOURCE)
+    formula = formula_of(deployment, built)
+    # no pipeline of this engine is simulated: the formula's steps are those of all its stages
+    one_stage = replace(deployment.parallelism, pipeline_parallel_size=1)
     try:
-        outcome = run(workload, deployment, formula_of(deployment, built), report)
+        outcome = run(workload, replace(deployment, parallelism=one_stage), formula, report)
     except InputError as error:
         raise Unplaceable(str(error)) from None
     # ranks with equal requests stay in step

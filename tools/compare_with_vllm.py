@@ -1,6 +1,6 @@
 """Compare the plain scheduler of the tests with vLLM's own, step by step.
 
-    python tools/compare_with_vllm.py VLLM_SOURCE_DIR [--cases 200] [--seed 0]
+    python tools/compare_with_vllm.py VLLM_SOURCE_DIR [--cases 200] [--seed 0] [--stages 1]
 
 VLLM_SOURCE_DIR is a folder that holds the package ``vllm`` of release 0.33.0, not installed but unpacked:
 ``pip download vllm==0.33.0 --no-deps``, unzip the wheel. Needs msgspec; no GPU, no torch. The code in that folder
@@ -10,7 +10,8 @@ For every profile of ``tests/oracle/strategies.py`` that many generated workload
 ``tests/oracle/vllm_plain.py``, and by vLLM's ``Scheduler`` or ``AsyncScheduler`` behind the stand-ins of
 ``vllm_stand_ins.py`` in a loop written after ``step_with_batch_queue``. Both must give the same rows in the same
 steps, the same times, prefix hits, preemptions and peaks, bit for bit. What the two share is the duration of a step
-of given rows (``step_duration``).
+of given rows (``step_duration``). With ``--stages`` the plain scheduler is ``tests/oracle/pipeline_plain.py``, and what
+they share is what a batch takes on each stage (``stage_times``).
 
 Prints the first differences, the counts by kind, and one JSON line last. Exit code: 0 all equal, 1 some differ,
 2 bad input.
@@ -25,6 +26,7 @@ import json
 import math
 import sys
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +34,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from oracle import pipeline_plain
+from oracle.pipeline_plain import stage_times
 from oracle.strategies import PROFILES, Case, seeded_case
 from oracle.vllm_plain import (
     Live,
@@ -116,7 +120,7 @@ def make_tokens(request: Request, block_size_tokens: int) -> list[int]:
     return tokens
 
 
-def make_scheduler(vllm: Vllm, params: Params) -> Any:
+def make_scheduler(vllm: Vllm, params: Params, num_stages: int) -> Any:
     """vLLM's scheduler of a model with one layer of full attention."""
     spec = vllm.cache_interface.FullAttentionSpec(
         block_size=params.block_size_tokens, num_kv_heads=1, head_size=1, dtype=None
@@ -129,30 +133,32 @@ def make_scheduler(vllm: Vllm, params: Params) -> Any:
     grammars = SimpleNamespace(accept_tokens=lambda _request, _tokens: True)
     module = vllm.async_scheduler if params.async_scheduling else vllm.scheduler
     cls = module.AsyncScheduler if params.async_scheduling else module.Scheduler
-    return cls(engine_config(params), blocks, grammars, block_size=params.block_size_tokens)
+    return cls(engine_config(params, num_stages), blocks, grammars, block_size=params.block_size_tokens)
 
 
 class VllmEngine:
-    """One replica with vLLM's scheduler; its model runner is the case's step table."""
+    """One replica with vLLM's scheduler; its model runner is the case's step table, on stages of so many layers."""
 
-    def __init__(self, vllm: Vllm, case: Case) -> None:
+    def __init__(self, vllm: Vllm, case: Case, layers: Sequence[int]) -> None:
         self.vllm = vllm
         self.params = case.params
         self.times = case.times
-        self.scheduler = make_scheduler(vllm, case.params)
+        self.layers = layers
+        self.scheduler = make_scheduler(vllm, case.params, len(layers))
         self.hasher = None
         if case.params.enable_prefix_caching:
             self.hasher = vllm.cache_utils.get_request_block_hasher(case.params.block_size_tokens, block_hash)
         self.pending = deque(case.requests)
         self.served: dict[str, Served] = {}
         self.steps: list[StepRecord] = []
-        self.busy_until_s = 0.0
+        self.free_s = [0.0] * len(layers)  # of each stage
+        self.sampled_s: dict[int, float] = {}  # when the tokens of vLLM's step were sampled
         self.peak_running = 0
         self.peak_blocks = 0
 
     def run(self) -> Result:
         """Serve everything: fill the queue of batches, else wait for the first in it."""
-        depth = 2 if self.params.async_scheduling else 1
+        depth = len(self.layers) + self.params.async_scheduling
         batches: deque[Batch] = deque()
         now_s = 0.0
         while self.pending or batches or self.scheduler.has_requests():
@@ -185,7 +191,7 @@ class VllmEngine:
             self.scheduler.add_request(theirs)
 
     def _plan(self, now_s: float) -> Batch:
-        """Let vLLM plan a step, which begins when the one before it ends."""
+        """Let vLLM plan a step, whose batch follows the one before it through the stages."""
         was_running = {theirs.request_id for theirs in self.scheduler.running}
         output = self.scheduler.schedule()
         self.peak_running = max(self.peak_running, len(self.scheduler.running))
@@ -204,18 +210,33 @@ class VllmEngine:
             rows.append(Row(live=seen, tokens=num_tokens, start=start, is_prefill=is_prefill, samples=samples))
         if not rows:
             return Batch(output=output, rows=rows, end_s=now_s)
-        start_s = max(now_s, self.busy_until_s)
-        self._record(start_s, rows)
-        return Batch(output=output, rows=rows, end_s=self.busy_until_s)
+        self._record(now_s, rows)
+        return Batch(output=output, rows=rows, end_s=self.free_s[-1])
 
-    def _record(self, start_s: float, rows: list[Row]) -> None:
-        duration_s = step_duration(self.times, rows)
+    def _record(self, now_s: float, rows: list[Row]) -> None:
+        number = self.scheduler.current_step
+        start_s = max(now_s, self.free_s[0], self.sampled_s.get(number - len(self.layers), 0.0))
+        end_s = start_s
+        one = len(self.layers) == 1
+        spent = [step_duration(self.times, rows)] if one else stage_times(self.times, rows, self.layers)
+        for stage, spent_s in enumerate(spent):
+            end_s = max(end_s, self.free_s[stage]) + spent_s
+            self.free_s[stage] = end_s
+        if any(self._needed_later(row) for row in rows):
+            self.sampled_s[number] = end_s
         row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
-        self.steps.append(StepRecord(start_s=start_s, duration_s=duration_s, rows=row_ids))
-        self.busy_until_s = start_s + duration_s
+        self.steps.append(StepRecord(start_s=start_s, duration_s=spent[0] if one else end_s - start_s, rows=row_ids))
         for row in rows:
             if math.isnan(row.live.scheduled_s):
                 row.live.scheduled_s = start_s
+
+    def _needed_later(self, row: Row) -> bool:
+        """Whether vLLM's first stage waits for the row's token before the group's next step (``PPHandler``)."""
+        request = row.live.request
+        theirs = self.served[str(request.id)].theirs
+        tokens = theirs.num_output_tokens + theirs.num_output_placeholders
+        ends_with_prompt = row.is_prefill and tokens >= request.max_tokens
+        return row.samples and tokens <= request.output_tokens and not ends_with_prompt
 
     def _process(self, batch: Batch) -> None:
         """Hand vLLM the sampled tokens and see which of them it took."""
@@ -278,7 +299,7 @@ def kind_of(params: Params) -> str:
     return ("async" if params.async_scheduling else "sync") + ("+cache" if params.enable_prefix_caching else "")
 
 
-def compare(vllm: Vllm, num_cases: int, first_seed: int) -> tuple[Counter[str], Counter[str]]:
+def compare(vllm: Vllm, num_cases: int, first_seed: int, num_stages: int) -> tuple[Counter[str], Counter[str]]:
     """Equal and different cases by kind, over all profiles; prints the first differences."""
     equal: Counter[str] = Counter()
     different: Counter[str] = Counter()
@@ -286,8 +307,12 @@ def compare(vllm: Vllm, num_cases: int, first_seed: int) -> tuple[Counter[str], 
         for seed in range(first_seed, first_seed + num_cases):
             case = seeded_case(seed, profile, NUM_REQUESTS)
             kind = kind_of(case.params)
-            plain = simulate(case.requests, case.params, case.times)
-            difference = first_difference(plain, VllmEngine(vllm, case).run())
+            layers = [1 + (seed + stage) % 2 for stage in range(num_stages)]
+            if num_stages == 1:
+                plain = simulate(case.requests, case.params, case.times)
+            else:
+                plain = pipeline_plain.simulate(case.requests, case.params, case.times, layers)
+            difference = first_difference(plain, VllmEngine(vllm, case, layers).run())
             if difference is None:
                 equal[kind] += 1
                 continue
@@ -303,14 +328,15 @@ def main() -> int:
     parser.add_argument("source", metavar="VLLM_SOURCE_DIR", type=Path, help="holds the unpacked package `vllm`")
     parser.add_argument("--cases", type=int, default=200, help="workloads of each profile (default: 200)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first of them (default: 0)")
+    parser.add_argument("--stages", type=int, default=1, help="pipeline stages (default: 1)")
     arguments = parser.parse_args()
-    if arguments.cases < 1:
-        parser.error(f"--cases is {arguments.cases}; at least 1 is needed")
+    if arguments.cases < 1 or arguments.stages < 1:
+        parser.error(f"--cases is {arguments.cases}, --stages {arguments.stages}; at least 1 is needed of each")
     try:
         vllm = load_vllm(arguments.source)
     except InputError as error:
         parser.error(str(error))
-    equal, different = compare(vllm, arguments.cases, arguments.seed)
+    equal, different = compare(vllm, arguments.cases, arguments.seed, arguments.stages)
     by_kind = {kind: {"equal": equal[kind], "different": different[kind]} for kind in KINDS}
     for kind, counts in by_kind.items():
         print(f"{kind}: {counts['equal']} equal, {counts['different']} different")

@@ -162,10 +162,11 @@ def install(source: Path) -> None:
     sys.meta_path.insert(0, _Finder(files))
 
 
-def engine_config(params: Params) -> SimpleNamespace:
+def engine_config(params: Params, num_stages: int) -> SimpleNamespace:
     """``VllmConfig`` as far as the scheduler reads it: the case's settings, everything else off or by default."""
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(
+            async_scheduling=params.async_scheduling,
             enable_chunked_prefill=True,
             long_prefill_token_threshold=0,
             long_prefill_token_threshold_adaptive=False,
@@ -196,7 +197,7 @@ def engine_config(params: Params) -> SimpleNamespace:
             data_parallel_index=0,
             data_parallel_size=1,
             decode_context_parallel_size=1,
-            pipeline_parallel_size=1,
+            pipeline_parallel_size=num_stages,
             prefill_context_parallel_size=1,
         ),
         observability_config=SimpleNamespace(kv_cache_metrics=False, per_request_spec_decode_metrics=None),

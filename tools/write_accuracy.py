@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks import throughput_tgi
 from benchmarks.accuracy_page import ServingResults, serving_section
 from benchmarks.disaggregated import disaggregated_section
 from benchmarks.serving_fit import fit_rows, linearize, predict, prepare
@@ -108,6 +109,7 @@ def main(data: Path, docs: Path) -> None:
     """Run everything and write the page."""
     page = INTRODUCTION + serving_section(serving_results(data / "measured" / "silicon_serving.csv"))
     page += memory_section(data) + log_section(data) + throughput_section(data)
+    page += throughput_tgi.accuracy_section(data / "measured")
     page += "\n" + disaggregated_section(data / "measured" / "dstack_pd_ratio.csv")
     (docs / "accuracy.md").write_text(page, encoding="utf-8")
 

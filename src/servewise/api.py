@@ -5,26 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from servewise import __version__, catalog, quality, search, traffic
+from servewise.compare import compare_strategies, context_tokens
 from servewise.config import Service, load_service, read_prices
-from servewise.deploy import command, notes, render_shell
-from servewise.engines import vllm
+from servewise.deploy import launch, notes, render_launch
 from servewise.errors import InputError
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import step_model
 from servewise.report import PlanReport, plan_html
 from servewise.sim import run
 from servewise.store import check_run_parent, new_run_dir, plan_meta, plan_to_json, write_text_atomic
-from servewise.types import Candidate, GpuOffer, GpuSpec, Plan, Provenance, RequestLog, Search
+from servewise.types import Candidate, Comparison, GpuOffer, GpuSpec, Plan, Provenance, RequestLog, Search
 
 __all__ = [
     "PlanResult",
+    "compare",
     "describe_traffic",
     "list_gpus",
     "list_models",
@@ -126,7 +127,11 @@ def resolve(service: Service) -> Search:
     if workload.max_tokens_kind == "assumed":
         workload = traffic.assume_max_tokens(workload, service.traffic.max_tokens, longest)
     gpus = tuple(catalog.get_gpu(name) for name in service.hardware)
-    runnable = tuple(dict.fromkeys(p for gpu in gpus for p in catalog.supported_precisions(gpu)))
+    runnable = tuple(
+        dict.fromkeys(
+            p for engine in service.engines for gpu in gpus for p in catalog.supported_precisions(gpu, engine)
+        )
+    )
     precisions = {m.name: quality.precision_choices(m, runnable, service.min_recovery_pct) for m in models}
     for name, choices in precisions.items():
         if not choices:
@@ -140,12 +145,58 @@ def resolve(service: Service) -> Search:
         precisions=precisions,
         gpus=gpus,
         offers={gpu.name: _offers(service, gpu) for gpu in gpus},
-        engines=tuple((engine, vllm.default_version()) for engine in service.engines),
+        engines=tuple((engine, search.default_version(engine)) for engine in service.engines),
         promise=service.promise,
         budget=service.budget,
         max_effort=service.max_effort,
         router=service.router,
         price_kind=service.price_kind,
+        start_up_s=service.start_up_s,
+    )
+
+
+def compare(
+    service: Service,
+    *,
+    gpu: str | None = None,
+    tensor_parallel_size: int | None = None,
+    rate_rps: float | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """Simulate a service's traffic on one replica with each strategy of scheduling and memory.
+
+    Parameters
+    ----------
+    service : Service
+        Its first model, its promise and its traffic.
+    gpu : str, optional
+        GPU to compare on; the first of the service's hardware by default.
+    tensor_parallel_size : int, optional
+        The fewest GPUs on which the model fits by default.
+    rate_rps : float, optional [requests/s]
+        Rescale the traffic to this rate first.
+    progress : callable, optional
+        Called with the stage, the steps done and the steps in all.
+
+    Raises
+    ------
+    InputError
+        When a name or a trace is wrong, or the model does not fit.
+    """
+    if gpu is not None:
+        service = replace(service, hardware=(catalog.get_gpu(gpu).name,))
+    if rate_rps is not None:
+        service = replace(service, traffic=replace(service.traffic, rate_rps=rate_rps))
+    asked = resolve(service)
+    results = compare_strategies(asked, tensor_parallel_size=tensor_parallel_size, progress=progress)
+    warnings = {warning for result in results for warning in step_model(result.deployment).warnings}
+    return Comparison(
+        name=service.name,
+        traffic=_traffic_words(asked),
+        promise=asked.promise,
+        context_tokens=context_tokens(asked, asked.models[0]),
+        results=results,
+        notes=(*_traffic_warnings(service, asked), *sorted(warnings)),
     )
 
 
@@ -267,19 +318,17 @@ def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, s
     """What the reports show beside the plan."""
     shown = found.winner if found.winner is not None else found.nearest
     candidate = None if shown is None else found.candidates[shown]
-    workload = asked.workload
-    rate = workload.num_requests / max(workload.span_s, 1e-9)
-    launch = ""
+    start = ""
     warnings = list(_warnings(service, asked))
     if found.winner is not None and candidate is not None:
-        launch = render_shell(command(candidate.deployment))
+        start = render_launch(launch(candidate.deployment))
         warnings += notes(candidate.deployment)
     return PlanReport(
         name=service.name,
         plan=found,
         promise=asked.promise,
-        traffic=f"{workload.name}, {workload.num_requests:,} requests, {rate:.2f} requests/s",
-        launch_command=launch,
+        traffic=_traffic_words(asked),
+        launch_command=start,
         warnings=tuple(warnings),
         provenance={} if candidate is None else _provenance(asked, candidate),
         facts=_facts(service, asked, hashes),
@@ -287,10 +336,21 @@ def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, s
     )
 
 
+def _traffic_words(asked: Search) -> str:
+    workload = asked.workload
+    rate = workload.num_requests / max(workload.span_s, 1e-9)
+    return f"{workload.name}, {workload.num_requests:,} requests, {rate:.2f} requests/s"
+
+
 def _warnings(service: Service, asked: Search) -> list[str]:
-    warnings = []
     if service.skipped_engines:
-        warnings.append(f"not yet simulated, and skipped: {', '.join(service.skipped_engines)}")
+        skipped = f"not yet simulated, and skipped: {', '.join(service.skipped_engines)}"
+        return [skipped, *_traffic_warnings(service, asked)]
+    return _traffic_warnings(service, asked)
+
+
+def _traffic_warnings(service: Service, asked: Search) -> list[str]:
+    warnings = []
     if service.traffic.max_tokens is not None:
         warnings.append(f"clients are assumed to declare max_tokens {service.traffic.max_tokens}, as the service says")
     elif asked.workload.max_tokens_kind == "assumed":

@@ -164,7 +164,7 @@ def test_several_models_are_compared(plan: Command) -> None:
     ended = plan(model=models)
     assert ended.code == 0
     assert set(ended.document["models"]) == set(models)
-    table = ended.out.split("Best settings of each model, GPU, precision and TP")[1].split("Frontier")[0]
+    table = ended.out.split("Best settings of each model, GPU, engine and precision")[1].split("Frontier")[0]
     assert "Qwen3-8B" in table
     assert "Llama-3.1-8B-Instruct" in table
     assert max(map(len, ended.out.splitlines())) <= 100
@@ -255,7 +255,7 @@ def test_without_a_folder_nothing_is_written(
     assert result.run_dir is None
     assert result.plan.winner is not None
     assert json.loads(result.json_text)["winner"] == result.plan.winner
-    assert list(dict.fromkeys(stages)) == ["step tables", "fleets", "capacity", "assurance"]
+    assert list(dict.fromkeys(stages)) == ["step tables", "fleets", "capacity", "assurance", "operation"]
     assert {p.name for p in tmp_path.iterdir()} == {"service.yaml"}
 
 

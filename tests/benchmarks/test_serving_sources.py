@@ -168,7 +168,7 @@ def test_a_layout_that_does_not_match_is_set_aside() -> None:
         ({"gpu_system": "h100"}, "H100-PCIe-80GB"),  # several GPUs have that name
         ({"precision": "fp3"}, "precision 'fp3' is not known"),
         ({"model": LLAMA_70B, "precision": "unstated"}, "does not fit: weights"),
-        ({"tp_size": "16"}, "tensor_parallel_size 16 is not within one node of H100-SXM-80GB"),
+        ({"tp_size": "12"}, "tensor_parallel_size 12 is neither within one node of H100-SXM-80GB"),
         ({"attention_dp_size": "2"}, "data_parallel_size 2"),
         ({"batch_size_field": "", "concurrency_from_source": ""}, "neither a batch size nor a concurrency"),
     ],

@@ -67,7 +67,10 @@ def test_figures_are_sane(name: str) -> None:
     assert (50e12 if gpu.vendor != "apple" else 10e12) < gpu.peak_flops_per_s["bf16"] < 5e15
     assert set(gpu.peak_flops_per_s) <= {"bf16", "fp8", "int8", "fp4"}
     assert 1 * GB < gpu.link_bytes_per_s <= 900 * GB
-    assert 1 * GB < gpu.internode_bytes_per_s <= gpu.link_bytes_per_s or gpu.link_kind == "pcie"
+    assert 1 * GB < gpu.nic_bytes_per_s <= 100 * GB
+    assert gpu.nic_bytes_per_s <= gpu.link_bytes_per_s or gpu.link_kind == "pcie"
+    assert 1e-6 <= gpu.nic_latency_s <= 100e-6
+    assert gpu.link_gpus in {gpu.gpus_per_node, 72}
     assert gpu.link_kind in {"nvlink", "pcie", "xgmi", "roce", "thunderbolt"}
     assert gpu.gpus_per_node in {1, 4, 8}
     assert 50 < gpu.tdp_w < 2000
@@ -93,7 +96,9 @@ def test_every_figure_has_its_origin(name: str) -> None:
         "mem_bw_bytes_per_s",
         "peak_flops_per_s",
         "link_bytes_per_s",
-        "internode_bytes_per_s",
+        "link_gpus",
+        "nic_bytes_per_s",
+        "nic_latency_s",
         "gpus_per_node",
         "tdp_w",
     }

@@ -137,6 +137,6 @@ def service_file(tmp_path: Path) -> Path:
     path = tmp_path / "service.yaml"
     path.write_text(
         "model: openai/gpt-oss-20b\ntraffic: {profile: azure-code-2023}\npromise: {ttft_s: 1}\n"
-        "hardware: [H100-SXM-80GB]\nengines: [vllm, sglang]\n"
+        "hardware: [H100-SXM-80GB]\nengines: [vllm, tgi]\n"
     )
     return path

@@ -57,6 +57,11 @@ def test_the_command_states_what_was_planned() -> None:
     assert not any("CUDA_VISIBLE_DEVICES" in arg for arg in args)
 
 
+def test_pipeline_stages_are_named() -> None:
+    staged = deployment(parallelism=Parallelism(tensor_parallel_size=2, pipeline_parallel_size=4))
+    assert flag(command(staged), "--pipeline-parallel-size") == "4"
+
+
 def test_one_command_a_replica_each_with_its_port() -> None:
     found = commands(deployment(num_replicas=3), first_port=9000)
     assert [flag(args, "--port") for args in found] == ["9000", "9001", "9002"]
@@ -114,7 +119,7 @@ def test_notes_say_what_the_command_cannot() -> None:
     plain = deployment(num_replicas=1, precision=Precision(), parallelism=Parallelism())
     assert notes(plain) == ()
     (note,) = notes(dataclasses.replace(plain, precision=Precision(weights="int4")))
-    assert note == "replace example/dense-8b by a checkpoint of it in int4: vLLM does not make one at start"
+    assert note == "replace example/dense-8b by a checkpoint of it in int4: vllm does not make one at start"
     (note,) = notes(dataclasses.replace(plain, num_replicas=2))
     assert note == "start each of the 2 replicas on a GPU of its own, behind a prefix_aware router"
     assert "2 GPUs of its own" in notes(deployment())[0]

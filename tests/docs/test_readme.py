@@ -40,9 +40,11 @@ def test_the_output_fits_the_terminal() -> None:
 
 def test_the_output_is_what_the_simulator_says() -> None:
     """The winner's figures, from one simulation of its fleet; the search is not repeated."""
-    gpu, num_replicas, size, weights, kv = figures(r": \d+ x (\S+): (\d+) replicas?, TP(\d+), (\S+) weights, (\S+) KV")
-    num_seqs, num_tokens = figures(r"--max-num-seqs\s+(\d+)\s+--max-num-batched-tokens\s+(\d+)")
-    (num_candidates,) = figures(r"\n(\d+) candidates,")
+    gpu, num_replicas, size, weights, kv, engine = figures(
+        r": \d+ x (\S+): (\d+) replicas?, TP(\d+), (\S+) weights, (\S+) KV, (\S+) "
+    )
+    num_seqs, num_tokens = figures(r"\n +1 .* (\d+)/(\d+) ")
+    (num_candidates,) = figures(r"\n([\d,]+) candidates,")
     attainment, num_requests, low, high = figures(
         r"kept by +([\d.]+)% of ([\d,]+) requests; sampling 95% \[([\d.]+), ([\d.]+)\]"
     )
@@ -50,8 +52,8 @@ def test_the_output_is_what_the_simulator_says() -> None:
 
     asked = api.resolve(api.load_service(EXAMPLE))
     shapes = enumerate_shapes(asked)
-    assert len(shapes) == int(num_candidates)
-    wanted = (gpu, int(size), weights, kv, int(num_seqs), int(num_tokens))
+    assert len(shapes) == int(num_candidates.replace(",", ""))
+    wanted = (gpu, int(size), weights, kv, engine, int(num_seqs), int(num_tokens))
     (shape,) = (
         s
         for s in shapes
@@ -61,8 +63,9 @@ def test_the_output_is_what_the_simulator_says() -> None:
             s.deployment.parallelism.tensor_parallel_size,
             s.deployment.precision.weights,
             s.deployment.precision.kv,
-            s.deployment.params.max_num_seqs,
-            s.deployment.params.max_num_batched_tokens,
+            s.deployment.engine,
+            s.deployment.max_rows,
+            s.deployment.max_step_tokens,
         )
     )
     (family,) = families(asked, [shape])

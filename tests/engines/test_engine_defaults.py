@@ -94,6 +94,10 @@ def test_capture_sizes_of_each_engine() -> None:
     sizes = engines.capture_sizes(deployment("tensorrt-llm", exact))
     assert sizes == (*range(1, 33), 64, 128)
     assert not engines.pads_to_captured_sizes(deployment("tensorrt-llm", exact))
+    larger = deployment("tensorrt-llm", replace(exact, cuda_graph_max_batch_size=600))
+    assert engines.capture_sizes(larger)[-5:] == (64, 128, 256, 512, 600)
+    none = deployment("tensorrt-llm", replace(exact, cuda_graph_max_batch_size=0))
+    assert engines.capture_sizes(none) == ()
     padded = deployment("tensorrt-llm", replace(exact, cuda_graph_padding=True, cuda_graph_max_batch_size=300))
     assert engines.capture_sizes(padded)[:4] == (1, 2, 4, 8)
     assert engines.capture_sizes(padded)[-4:] == (128, 192, 256, 300)
@@ -103,6 +107,15 @@ def test_capture_sizes_of_each_engine() -> None:
     assert (engines.capture_sizes(none), engines.pads_to_captured_sizes(none)) == ((), False)
     usual = deployment("vllm", vllm.default_params("0.33.0", H100, LLAMA))
     assert engines.capture_sizes(usual) == vllm.capture_sizes(usual.vllm_params, H100)
+
+
+def test_tensorrt_llm_schedules_by_version() -> None:
+    params = trtllm.default_params("1.2.1", H100, LLAMA)
+    assert (params.capacity_scheduler_policy, params.enable_block_reuse) == ("GUARANTEED_NO_EVICT", True)
+    assert not trtllm.counts_reuse("1.2.1")
+    assert trtllm.counts_reuse("1.3.0rc5")
+    with pytest.raises(InputError, match="older than"):
+        trtllm.counts_reuse("0.1.0")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +142,7 @@ def test_parameters_that_sglang_refuses(field: str, value: object, message: str)
         ("max_seq_len", 10**9, "exceeds"),
         ("max_num_tokens", 0, "at least 1"),
         ("cuda_graph_max_batch_size", -1, "no graphs"),
+        ("capacity_scheduler_policy", "STATIC_BATCH", "allowed: GUARANTEED_NO_EVICT, MAX_UTILIZATION"),
     ],
 )
 def test_parameters_that_tensorrt_llm_refuses(field: str, value: object, message: str) -> None:

@@ -89,20 +89,20 @@ def test_parameters_that_vllm_refuses(field: str, value: object, message: str) -
 
 
 def test_launch_arguments() -> None:
-    args = vllm.launch_args(deployment())
+    args = vllm.launch(deployment()).args
     assert args == [
         *("vllm", "serve", "meta-llama/Llama-3.1-70B-Instruct", "--tensor-parallel-size", "4"),
         *("--max-num-seqs", "1024", "--max-num-batched-tokens", "8192", "--max-model-len", "131072"),
         *("--gpu-memory-utilization", "0.92", "--quantization", "fp8", "--kv-cache-dtype", "fp8"),
     ]
     params = replace(deployment().params, enable_prefix_caching=False, block_size_tokens=32)
-    changed = vllm.launch_args(deployment(params=params))
+    changed = vllm.launch(deployment(params=params)).args
     assert changed[-3:] == ["--block-size", "32", "--no-enable-prefix-caching"]
 
 
 def test_a_quantized_checkpoint_needs_no_flag_and_is_announced() -> None:
     wanted = deployment(precision=Precision(weights="int4"))
-    assert "--quantization" not in vllm.launch_args(wanted)
+    assert "--quantization" not in vllm.launch(wanted).args
     assert vllm.needs_quantized_checkpoint(LLAMA, "int4")
     assert not vllm.needs_quantized_checkpoint(LLAMA, "fp8")
     assert not vllm.needs_quantized_checkpoint(LLAMA, "bf16")
@@ -111,12 +111,12 @@ def test_a_quantized_checkpoint_needs_no_flag_and_is_announced() -> None:
 @pytest.mark.parametrize("name", ["", "--trust-remote-code", "a\nb"])
 def test_model_names_that_could_act_as_options_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="model name"):
-        vllm.launch_args(deployment(model=replace(LLAMA, name=name)))
+        vllm.launch(deployment(model=replace(LLAMA, name=name)))
 
 
 def test_a_hostile_model_name_stays_one_argument() -> None:
     name = "x/y; rm -rf $(HOME) `id`"
-    args = vllm.launch_args(deployment(model=replace(LLAMA, name=name)))
+    args = vllm.launch(deployment(model=replace(LLAMA, name=name))).args
     assert args[2] == name
 
 
@@ -131,9 +131,9 @@ def test_every_flag_exists_in_vllm(shared_dir: Path) -> None:
         async_scheduling=False,
         scheduler_reserve_full_isl=False,
     )
-    used = {a for a in vllm.launch_args(deployment(params=flipped)) if a.startswith("--")}
+    used = {a for a in vllm.launch(deployment(params=flipped)).args if a.startswith("--")}
     unchunked = replace(deployment().params, enable_chunked_prefill=False, max_model_len=8192)
-    used |= {a for a in vllm.launch_args(deployment(params=unchunked)) if a.startswith("--")}
+    used |= {a for a in vllm.launch(deployment(params=unchunked)).args if a.startswith("--")}
     assert len(used) == 12
     assert used <= known
 

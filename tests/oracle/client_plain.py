@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from oracle import reserving_plain, vllm_plain
+from oracle.router_plain import Engine, Live
 from oracle.vllm_plain import Request
 
 
 def run_closed_loop(
-    engine: vllm_plain.Engine | reserving_plain.Engine,
+    engine: Engine,
     requests: Iterable[Request],
     *,
     concurrency: int,
@@ -23,11 +23,11 @@ def run_closed_loop(
     """Run until all are done; returns the requests as they were sent, in order.
 
     ``concurrency`` slots send the next request of the list whenever they are idle: first at 0, and then
-    ``extra_s`` and ``think_s`` after the last token of the one before left the engine.
+    ``extra_s`` and ``think_s`` after the last token of the one before left the engine, or it was turned away there.
     """
     waiting = deque(requests)
     idle_s = [0.0] * concurrency  # a heap: when slots have, or will have, nothing in flight
-    unfinished: list[vllm_plain.Live | reserving_plain.Live] = []
+    unfinished: list[Live] = []
     sent: list[Request] = []
     while True:
         limit_s = idle_s[0] if waiting and idle_s else math.inf
@@ -37,6 +37,10 @@ def run_closed_loop(
                 heapq.heappush(idle_s, live.last_token_s + extra_s(live.request) + think_s)
         elif waiting and idle_s:
             sent.append(replace(waiting.popleft(), arrival_s=heapq.heappop(idle_s)))
-            unfinished.append(engine.submit(sent[-1]))
+            live = engine.submit(sent[-1])
+            if live.finished:
+                heapq.heappush(idle_s, live.last_token_s + extra_s(live.request) + think_s)
+            else:
+                unfinished.append(live)
         else:
             return sent

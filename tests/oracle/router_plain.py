@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from oracle import reserving_plain, vllm_plain
+from oracle import baselines_plain, pipeline_plain, reserving_plain, tgi_plain, trtllm_plain, vllm_plain
 from oracle.vllm_plain import Request, RequestResult, Result
 from servewise.types import Router, StepTable
 
-Live = vllm_plain.Live | reserving_plain.Live
+Live = vllm_plain.Live | reserving_plain.Live | trtllm_plain.Live | tgi_plain.Live | baselines_plain.Live
+Params = vllm_plain.Params | reserving_plain.Params | trtllm_plain.Params | tgi_plain.Params | baselines_plain.Params
+Engine = (
+    vllm_plain.Engine
+    | pipeline_plain.Engine
+    | reserving_plain.Engine
+    | trtllm_plain.Engine
+    | tgi_plain.Engine
+    | baselines_plain.Engine
+)
 
 PREFIX_AWARE_SLACK = 8
 """How many requests more than the least busy replica one may have and still be chosen for its cache."""
@@ -37,9 +46,13 @@ def _leading_matches(prompt_ids: Sequence[int], routed: set[int]) -> int:
     return matched
 
 
-def _engine(
-    params: vllm_plain.Params | reserving_plain.Params, times: StepTable
-) -> vllm_plain.Engine | reserving_plain.Engine:
+def _engine(params: Params, times: StepTable) -> Engine:
+    if isinstance(params, trtllm_plain.Params):
+        return trtllm_plain.Engine(params, times)
+    if isinstance(params, baselines_plain.Params):
+        return baselines_plain.Engine(params, times)
+    if isinstance(params, tgi_plain.Params):
+        return tgi_plain.Engine(params, times)
     if isinstance(params, reserving_plain.Params):
         return reserving_plain.Engine(params, times)
     return vllm_plain.Engine(params, times)
@@ -47,14 +60,18 @@ def _engine(
 
 def simulate_fleet(
     requests: Iterable[Request],
-    params: vllm_plain.Params | reserving_plain.Params,
+    params: Params,
     times: StepTable,
     *,
     num_replicas: int,
     router: Router,
+    engine: Callable[[], Engine] | None = None,
 ) -> FleetResult:
-    """Run ``num_replicas`` replicas behind a router over requests sorted by arrival until all are done."""
-    engines = [_engine(params, times) for _ in range(num_replicas)]
+    """Run ``num_replicas`` replicas behind a router over requests sorted by arrival until all are done.
+
+    ``engine`` makes a replica; by default one without pipeline stages.
+    """
+    engines = [engine() if engine else _engine(params, times) for _ in range(num_replicas)]
     assigned: list[list[Live]] = [[] for _ in engines]
     routed: list[set[int]] = [set() for _ in engines]  # block identities of prompts sent to each replica
     replica: list[int] = []
@@ -62,8 +79,8 @@ def simulate_fleet(
     pointer = 0
     for number, request in enumerate(requests):
         now_s = request.arrival_s
-        for engine in engines:
-            engine.run_until(now_s)
+        for one in engines:
+            one.run_until(now_s)
         busy = [_in_flight(of_replica, now_s) for of_replica in assigned]
         scan = [(pointer + j) % num_replicas for j in range(num_replicas)]
         prompt_ids = request.block_ids[: request.input_tokens // params.block_size_tokens]
@@ -80,12 +97,12 @@ def simulate_fleet(
         assigned[chosen].append(live)
         lives.append(live)
         replica.append(chosen)
-    for engine in engines:
-        engine.run_until(math.inf)
-    runs = tuple(engine.result() for engine in engines)
+    for one in engines:
+        one.run_until(math.inf)
+    runs = tuple(one.result() for one in engines)
     by_live = {
         id(live): result
-        for engine, run in zip(engines, runs, strict=True)
-        for live, result in zip(engine.lives, run.requests, strict=True)
+        for one, run in zip(engines, runs, strict=True)
+        for live, result in zip(one.lives, run.requests, strict=True)
     }
     return FleetResult(replica=tuple(replica), requests=tuple(by_live[id(live)] for live in lives), replicas=runs)

@@ -163,7 +163,7 @@ def test_attainment_has_a_column_only_where_a_share_is_promised(html: str) -> No
     promise = Promise(percentiles=(PercentileLimit(metric="ttft", percentile=90, limit_s=1.0),))
     table = table_after(plan_html(fake_plan.report(promise=promise)), "What keeps the promise")
     assert "Attainment" not in table
-    assert table.count("<th ") == 13
+    assert table.count("<th ") == 14
 
 
 def test_quality_at_risk_is_marked_and_explained() -> None:

@@ -32,7 +32,7 @@ def test_promises(promise: Promise, expected: str) -> None:
 def test_fleets() -> None:
     candidate = fake_plan.kept(0, "H100-SXM-80GB", 4, 2, 2.95, 10.0)
     assert words.candidate_words(candidate) == ("8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0")
-    assert words.fleet_words(candidate) == "8 x H100-SXM-80GB: 2 x TP4 fp8/bf16 256/8192"
+    assert words.fleet_words(candidate) == "8 x H100-SXM-80GB: 2 x TP4 vllm fp8/bf16 256/8192"
 
 
 def test_costs_are_said_with_their_kind() -> None:

@@ -27,13 +27,15 @@ def make_search(chat: Workload) -> Make:
 
     def make(
         *,
+        model_name: str = MODEL,
+        engines: tuple[tuple[str, str], ...] = (("vllm", "0.33.0"),),
         workload: Workload = chat,
         gpus: tuple[str, ...] = ("L40S-48GB", "H100-SXM-80GB"),
         promise: Promise = PROMISE,
         budget: Budget = BUDGET,
         **more: object,
     ) -> Search:
-        model = catalog.get_model(MODEL)
+        model = catalog.get_model(model_name)
         specs = tuple(catalog.get_gpu(name) for name in gpus)
         runnable = tuple(dict.fromkeys(p for gpu in specs for p in catalog.supported_precisions(gpu)))
         return Search(
@@ -42,7 +44,7 @@ def make_search(chat: Workload) -> Make:
             precisions={model.name: quality.precision_choices(model, runnable, 99.0)},
             gpus=specs,
             offers={gpu.name: catalog.offers(gpu) for gpu in specs},
-            engines=(("vllm", "0.33.0"),),
+            engines=engines,  # type: ignore[arg-type]
             promise=promise,
             budget=budget,
             **more,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from servewise.search.families import families
 from servewise.search.fleet import latency_s, try_fleet
 from servewise.search.shapes import enumerate_shapes
 from servewise.sim import to_log
-from servewise.types import PercentileLimit, Promise
+from servewise.types import Budget, PercentileLimit, Promise, Search, Workload
 
 from .conftest import Make
 
@@ -26,13 +28,12 @@ PROMISES = (
 )
 
 
-@pytest.mark.parametrize("promise", PROMISES)
-def test_no_fleet_beats_its_bounds(make_search: Make, promise: Promise) -> None:
-    search = make_search(promise=promise, gpus=("L40S-48GB",))
-    tried = 0
-    for family in families(search, enumerate_shapes(search))[::3]:
+def trials(search: Search, every: int, sizes: tuple[int, ...]) -> int:
+    """Hold fleets of some shapes of a search against their bounds; returns how many."""
+    promise, tried = search.promise, 0
+    for family in families(search, enumerate_shapes(search))[::every]:
         for shape, load, bound in list(zip(family.shapes, family.loads, family.bounds, strict=True))[::4]:
-            for num_replicas in (1, 2, 4, 16):
+            for num_replicas in sizes:
                 trial = try_fleet(shape, shape.memory, load, num_replicas, stop=False)
                 log = to_log(load.workload, trial.outcome)
                 if not broken(log, promise):
@@ -40,7 +41,29 @@ def test_no_fleet_beats_its_bounds(make_search: Make, promise: Promise) -> None:
                 assert latency_s(log, promise) >= bound.latency_s
                 assert np.count_nonzero(~good(log, load.rule.limits)) >= bound.num_hopeless
                 tried += 1
-    assert tried >= 24
+    return tried
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_no_fleet_beats_its_bounds(make_search: Make, promise: Promise) -> None:
+    search = make_search(promise=promise, gpus=("L40S-48GB",))
+    assert trials(search, 3, (1, 2, 4, 16)) >= 24
+
+
+@pytest.mark.parametrize("engine", [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "1.2.1")])
+def test_no_fleet_of_ranks_beats_its_bounds(make_search: Make, chat: Workload, engine: tuple[str, str]) -> None:
+    """Data parallel ranks that share the experts, in traffic that leaves some of them idle."""
+    workload = replace(chat, arrival_s=chat.arrival_s / 2)
+    search = make_search(
+        model_name="Qwen/Qwen3-30B-A3B",
+        engines=(engine,),
+        workload=workload,
+        promise=PROMISES[1],
+        gpus=("H100-SXM-80GB",),
+        budget=Budget(max_gpus=64),
+    )
+    assert any(shape.deployment.parallelism.data_parallel_size > 1 for shape in enumerate_shapes(search))
+    assert trials(search, 5, (1, 2, 3)) >= 24
 
 
 @given(st.integers(1, 5000), st.floats(0.01, 0.9999))

@@ -35,6 +35,7 @@ GPUS = (
     "H200-SXM-141GB",
     "B200-SXM-180GB",
 )
+ENGINES = (("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "1.2.1"))
 ROUTERS = ("round_robin", "least_requests", "prefix_aware")
 SEEDS = (1, 8, 17, 20, 27, 31, 36)
 """Chosen for speed, and because together they have every status, router and kind of traffic."""
@@ -115,7 +116,7 @@ def draw_search(seed: int, workloads: tuple[Workload, Workload]) -> Search:
         precisions={model.name: tuple(choices[i] for i in chosen)},
         gpus=gpus,
         offers=offers,
-        engines=(("vllm", "0.33.0"),),
+        engines=ENGINES[seed % 2 : seed % 4 + 1],
         promise=promise,
         budget=Budget(max_gpus=int(rng.choice((8, 32))), usd_per_h=None if rng.random() < 0.7 else 20.0),
         router=ROUTERS[rng.integers(len(ROUTERS))],

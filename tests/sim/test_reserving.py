@@ -57,7 +57,7 @@ def test_one_replica(fast_forward: bool) -> None:
             (kernel.counters[:, layout.NUM_WINDOWS] < kernel.counters[:, layout.NUM_STEPS]).all()
         )
         seen["stopped"] += int((kernel.packed.requests.by_length == 0).sum())
-        assert (kernel.outputs.cached == -1).all()
+        assert (kernel.outputs.cached == (-1 if engine == "sglang" else 0)).all()
     least = {
         **{f"{engine} {what}": 8 for engine in ("tensorrt-llm", "sglang") for what in ("slots_bound", "memory_bound")},
         **{f"{engine} budget_bound": 8 for engine in ("tensorrt-llm", "sglang")},

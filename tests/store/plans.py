@@ -9,6 +9,7 @@ import numpy as np
 from servewise.store import PlanMeta, plan_meta
 from servewise.types import (
     Assurance,
+    Autoscaling,
     Breakdown,
     Budget,
     Candidate,
@@ -17,6 +18,7 @@ from servewise.types import (
     Deployment,
     Estimate,
     Explanation,
+    Failure,
     GpuSpec,
     Interval,
     LoadPoint,
@@ -25,6 +27,7 @@ from servewise.types import (
     MemoryReport,
     ModelSpec,
     MoeSpec,
+    Outage,
     Parallelism,
     Part,
     PercentileLimit,
@@ -72,7 +75,9 @@ GPU = GpuSpec(
     peak_flops_per_s={"bf16": 989e12, "fp8": 1979e12},
     link_bytes_per_s=450e9,
     link_kind="nvlink",
-    internode_bytes_per_s=50e9,
+    link_gpus=8,
+    nic_bytes_per_s=50e9,
+    nic_latency_s=10e-6,
     gpus_per_node=8,
     tdp_w=700.0,
     provenance={"mem_bytes": MEASURED, "tdp_w": SPEC},
@@ -254,6 +259,23 @@ PLAN = Plan(
     num_simulated_requests=10,
     wall_s=0.5,
     explanation=EXPLANATION,
+    failure=Failure(
+        at_s=120.5,
+        start_up_s=90.0,
+        planned=Outage(num_replicas=2, attainment=0.95, promise_kept=False, num_retries=12, usd_per_h=13.2),
+        one_more=Outage(num_replicas=3, attainment=0.998, promise_kept=True, num_retries=9, usd_per_h=19.8),
+    ),
+    autoscaling=Autoscaling(
+        headroom=1.5,
+        fewest=1,
+        most=3,
+        mean_replicas=1.75,
+        num_starts=4,
+        attainment=0.992,
+        promise_kept=True,
+        usd_per_month=7300.0,
+        fixed_usd_per_month=9636.0,
+    ),
 )
 WORKLOAD = Workload(
     name="ten requests",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from servewise import __version__
 from servewise.errors import InputError, SimulationError
 from servewise.store import plan_from_json, plan_json_schema, plan_to_json
-from servewise.types import Plan
+from servewise.types import Autoscaling, Failure, Outage, Plan
 from store.plans import GPU, MODEL, PLAN, SUMMARY, deployment, estimate, meta
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -223,6 +223,7 @@ def test_every_key_is_documented() -> None:
     names |= set(document["candidates"][0]["assurance"]["means"]["ttft"])
     (breakdown,), (runs,) = document["explanation"]["numbers"], document["explanation"]["nearest"]
     names |= set(breakdown) | set(breakdown["parts"][0]) | set(runs) | set(document["explanation"]["caveats"][0])
+    names |= {field.name for part in (Failure, Outage, Autoscaling) for field in dataclasses.fields(part)}
     assert names <= keys(plan_json_schema())
     missing = sorted(name for name in names if f"`{name}`" not in text)
     assert missing == []

@@ -17,7 +17,9 @@ __all__ = ["get_gpu", "list_gpus"]
 
 GPUS = "catalog/gpus.csv"
 BYTES = {"GiB": float(GIB), "MiB": float(MIB)}
+GPUS_UNIT = {"GPUs": 1.0}
 BYTES_PER_S = {"GB/s": float(GB)}
+SECONDS = {"us": 1e-6}
 FLOPS_PER_S = {"TFLOP/s": 1e12}
 PEAK_PREFIX = "peak_"
 
@@ -86,8 +88,10 @@ def built_in(name: str) -> GpuSpec:
         peak_flops_per_s=MappingProxyType(peaks),
         link_bytes_per_s=number("link", "link_bytes_per_s", BYTES_PER_S),
         link_kind=fact("link_kind", "link_kind").value,
-        internode_bytes_per_s=number("internode", "internode_bytes_per_s", BYTES_PER_S),
-        gpus_per_node=int(number("gpus_per_node", "gpus_per_node", {"GPUs": 1.0})),
+        link_gpus=int(number("link_gpus" if "link_gpus" in fields else "gpus_per_node", "link_gpus", GPUS_UNIT)),
+        nic_bytes_per_s=number("nic", "nic_bytes_per_s", BYTES_PER_S),
+        nic_latency_s=number("nic_latency", "nic_latency_s", SECONDS),
+        gpus_per_node=int(number("gpus_per_node", "gpus_per_node", GPUS_UNIT)),
         tdp_w=number("tdp", "tdp_w", {"W": 1.0}),
         provenance=MappingProxyType(provenance),
     )

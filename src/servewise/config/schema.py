@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from servewise.config.check import Section
 from servewise.config.traffic import TrafficSection
+from servewise.types import Router
 
 __all__ = [
     "BudgetSection",
@@ -82,8 +83,9 @@ class OperationsSection(Section):
     """Question 3: how much the team can run."""
 
     max_effort: Literal["low", "medium", "high"] = "medium"
-    router: Literal["round_robin", "least_requests", "prefix_aware"] = "round_robin"
+    router: Router = "round_robin"
     price_kind: Literal["on_demand", "spot", "reserved"] = "on_demand"
+    start_up_s: Positive | None = None
 
 
 class BudgetSection(Section):

@@ -29,8 +29,8 @@ from servewise.types import (
 
 __all__ = ["Service", "load_service"]
 
-SIMULATED_ENGINES: Final[tuple[EngineName, ...]] = ("vllm",)
-KNOWN_ENGINES: Final = (*SIMULATED_ENGINES, "sglang", "tensorrt-llm", "tgi", "ollama")
+SIMULATED_ENGINES: Final[tuple[EngineName, ...]] = ("vllm", "sglang", "tensorrt-llm")
+KNOWN_ENGINES: Final = (*SIMULATED_ENGINES, "tgi", "ollama")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +72,7 @@ class Service:
     max_effort: Effort
     router: Router
     price_kind: PriceKind
+    start_up_s: float | None
     hardware: tuple[str, ...]
     engines: tuple[EngineName, ...]
     skipped_engines: tuple[str, ...]
@@ -109,6 +110,7 @@ def load_service(path: Path | str) -> Service:
         max_effort=section.operations.max_effort,
         router=section.operations.router,
         price_kind=section.operations.price_kind,
+        start_up_s=section.operations.start_up_s,
         hardware=_each(document, "hardware", section.hardware, _gpu),
         engines=engines,
         skipped_engines=skipped,

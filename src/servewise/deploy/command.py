@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from servewise.engines import vllm
+from servewise.engines import Launch, sglang, trtllm, vllm
 from servewise.errors import InputError
-from servewise.types import Deployment
+from servewise.types import Deployment, EngineName, ModelSpec, WeightPrecision
 
-__all__ = ["command", "commands", "notes", "render_shell"]
+__all__ = ["command", "commands", "launch", "notes", "render_launch", "render_shell"]
 
+LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
+    "vllm": vllm.launch,
+    "sglang": sglang.launch,
+    "tensorrt-llm": trtllm.launch,
+}
+NEEDS_CHECKPOINT: Mapping[EngineName, Callable[[ModelSpec, WeightPrecision], bool]] = {
+    "vllm": vllm.needs_quantized_checkpoint,
+    "sglang": sglang.needs_quantized_checkpoint,
+    "tensorrt-llm": trtllm.needs_quantized_checkpoint,
+}
 FIRST_PORT = 8000
-"""vLLM's own default port."""
+"""vLLM's and TensorRT-LLM's own default port."""
 LAST_PORT = 65535
 
 
-def command(deployment: Deployment) -> list[str]:
-    """Command that starts one replica of a deployment, as arguments for the operating system.
-
-    Parameters
-    ----------
-    deployment : Deployment
-
-    Returns
-    -------
-    list of str
-        ``["vllm", "serve", MODEL, ...]``; which GPUs it uses is left to where it is run.
+def launch(deployment: Deployment) -> Launch:
+    """What starts one replica of a deployment; which GPUs it uses is left to where it is run.
 
     Raises
     ------
@@ -36,9 +37,28 @@ def command(deployment: Deployment) -> list[str]:
     """
     if deployment.disaggregation is not None:
         raise InputError("there is no launch command for a disaggregated deployment yet")
-    if deployment.engine != "vllm":
-        raise InputError(f"there is no launch command for the engine {deployment.engine!r}; known: vllm")
-    return vllm.launch_args(deployment)
+    make = LAUNCHES.get(deployment.engine)
+    if make is None:
+        raise InputError(
+            f"there is no launch command for the engine {deployment.engine!r}; known: {', '.join(LAUNCHES)}"
+        )
+    return make(deployment)
+
+
+def command(deployment: Deployment) -> list[str]:
+    """Command that starts one replica of a deployment, as arguments for the operating system.
+
+    Returns
+    -------
+    list of str
+        ``["vllm", "serve", MODEL, ...]``
+
+    Raises
+    ------
+    InputError
+        As :func:`launch`.
+    """
+    return launch(deployment).args
 
 
 def commands(deployment: Deployment, *, first_port: int = FIRST_PORT) -> list[list[str]]:
@@ -62,8 +82,10 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
     """What the commands leave to the reader, in words; empty when nothing."""
     words = []
     model, weights, num_gpus = deployment.model, deployment.precision.weights, deployment.parallelism.num_gpus
-    if vllm.needs_quantized_checkpoint(model, weights):
-        words.append(f"replace {model.name} by a checkpoint of it in {weights}: vLLM does not make one at start")
+    if NEEDS_CHECKPOINT[deployment.engine](model, weights):
+        words.append(
+            f"replace {model.name} by a checkpoint of it in {weights}: {deployment.engine} does not make one at start"
+        )
     if deployment.num_replicas > 1:
         gpus = "a GPU of its own" if num_gpus == 1 else f"{num_gpus} GPUs of its own"
         words.append(
@@ -75,3 +97,10 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
 def render_shell(args: Sequence[str]) -> str:
     """Quote arguments for a POSIX shell: what it runs is exactly ``args``."""
     return shlex.join(args)
+
+
+def render_launch(start: Launch) -> str:
+    """What starts one replica as lines for a POSIX shell: its files are written first, then it is run."""
+    lines = [f"printf %s {shlex.quote(text)} > {shlex.quote(name)}" for name, text in start.files.items()]
+    variables = [f"{name}={value}" for name, value in start.env.items()]
+    return "\n".join([*lines, shlex.join(["env", *variables, *start.args] if variables else start.args)])

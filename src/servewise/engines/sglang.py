@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from servewise.engines import facts
+from servewise.engines.launch import Launch, checked_name
 from servewise.errors import InputError
-from servewise.types import GpuSpec, ModelSpec, Parallelism, Provenance, SglangParams
+from servewise.types import Deployment, GpuSpec, ModelSpec, Parallelism, Provenance, SglangParams, WeightPrecision
 from servewise.units import MIB
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "counts_sparse_index",
     "default_params",
     "default_version",
+    "launch",
     "library_gib",
     "mem_fraction_static",
+    "needs_quantized_checkpoint",
     "provenance",
     "validate",
 ]
@@ -215,3 +218,50 @@ def validate(params: SglangParams, model: ModelSpec) -> None:
         )
     if not 0.0 < params.mem_fraction_static < 1.0:
         raise InputError(f"mem_fraction_static is {params.mem_fraction_static}; it must be in (0, 1)")
+
+
+def needs_quantized_checkpoint(model: ModelSpec, weights: WeightPrecision) -> bool:
+    """Whether serving at this precision needs another checkpoint than the model's own; SGLang makes fp8 at start."""
+    return weights != model.native_precision and not (model.native_precision == "bf16" and weights == "fp8")
+
+
+def launch(deployment: Deployment) -> Launch:
+    """What starts one replica of SGLang 0.5.23. Limits that depend on the GPU are written out.
+
+    Raises
+    ------
+    InputError
+        When SGLang would refuse the parameters, or the model's name would be read as an option.
+
+    Sources
+    -------
+    ``python -m sglang.launch_server --help`` of SGLang 0.5.23.
+    """
+    params, spread, precision = deployment.params, deployment.parallelism, deployment.precision
+    if not isinstance(params, SglangParams):
+        raise InputError(f"these are not SGLang's parameters: {params}")
+    validate(params, deployment.model)
+    model = checked_name(deployment.model.name, "sglang.launch_server")
+    args = ["python", "-m", "sglang.launch_server", "--model-path", model]
+    if gpus_of_stage(spread) > 1:
+        args += ["--tp-size", str(gpus_of_stage(spread))]
+    if spread.pipeline_parallel_size > 1:
+        args += ["--pp-size", str(spread.pipeline_parallel_size)]
+    if spread.data_parallel_size > 1:
+        args += ["--dp-size", str(spread.data_parallel_size), "--enable-dp-attention"]
+    if spread.expert_parallel_size > 1:
+        args += ["--ep-size", str(spread.expert_parallel_size)]
+    args += ["--max-running-requests", str(params.max_running_requests * spread.data_parallel_size)]
+    args += ["--chunked-prefill-size", str(params.chunked_prefill_size * spread.data_parallel_size)]
+    args += ["--max-prefill-tokens", str(params.max_prefill_tokens)]
+    args += ["--context-length", str(params.context_length)]
+    args += ["--mem-fraction-static", f"{params.mem_fraction_static:g}"]
+    args += ["--cuda-graph-max-bs-decode", str(params.cuda_graph_max_bs)]
+    args += ["--page-size", str(params.page_size)]
+    if precision.weights != deployment.model.native_precision and not needs_quantized_checkpoint(
+        deployment.model, precision.weights
+    ):
+        args += ["--quantization", precision.weights]
+    if precision.kv == "fp8":
+        args += ["--kv-cache-dtype", "fp8_e4m3"]
+    return Launch(args=args)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from servewise.engines import facts
+from servewise.engines.launch import Launch, checked_name
 from servewise.errors import InputError
 from servewise.types import Deployment, GpuSpec, ModelSpec, Provenance, VllmParams, WeightPrecision
 from servewise.units import GIB
@@ -21,7 +22,7 @@ __all__ = [
     "default_params",
     "default_version",
     "defaults",
-    "launch_args",
+    "launch",
     "memory_profile",
     "needs_quantized_checkpoint",
     "supported_tensor_parallel_sizes",
@@ -268,16 +269,11 @@ def needs_quantized_checkpoint(model: ModelSpec, weights: WeightPrecision) -> bo
     )
 
 
-def launch_args(deployment: Deployment) -> list[str]:
-    """Command that starts one replica, as a list of arguments for the operating system, never a shell line.
+def launch(deployment: Deployment) -> Launch:
+    """What starts one replica.
 
     Limits whose defaults drift between versions are always written out. Where
     :func:`needs_quantized_checkpoint` holds, the model argument has to be such a checkpoint.
-
-    Returns
-    -------
-    list of str
-        ``["vllm", "serve", MODEL, "--max-num-seqs", ...]``.
 
     Raises
     ------
@@ -286,11 +282,16 @@ def launch_args(deployment: Deployment) -> list[str]:
     """
     model, params, precision = deployment.model, deployment.vllm_params, deployment.precision
     validate(params, model)
-    if not model.name or model.name.startswith("-") or not model.name.isprintable():
-        raise InputError(f"model name {model.name!r} cannot be passed to vllm serve; use a hub id or a path")
-    args = ["vllm", "serve", model.name]
+    args = ["vllm", "serve", checked_name(model.name, "vllm serve")]
     if deployment.parallelism.tensor_parallel_size > 1:
         args += ["--tensor-parallel-size", str(deployment.parallelism.tensor_parallel_size)]
+    spread = deployment.parallelism
+    if spread.pipeline_parallel_size > 1:
+        args += ["--pipeline-parallel-size", str(spread.pipeline_parallel_size)]
+    if spread.data_parallel_size > 1:
+        args += ["--data-parallel-size", str(spread.data_parallel_size)]
+    if spread.expert_parallel_size > 1:
+        args.append("--enable-expert-parallel")
     args += ["--max-num-seqs", str(params.max_num_seqs)]
     args += ["--max-num-batched-tokens", str(params.max_num_batched_tokens)]
     args += ["--max-model-len", str(params.max_model_len)]
@@ -299,7 +300,7 @@ def launch_args(deployment: Deployment) -> list[str]:
         args += ["--quantization", RUNTIME_QUANTIZATION[precision.weights]]
     if precision.kv == "fp8":
         args += ["--kv-cache-dtype", "fp8"]
-    return args + changed_flags(deployment)
+    return Launch(args=args + changed_flags(deployment))
 
 
 def changed_flags(deployment: Deployment) -> list[str]:

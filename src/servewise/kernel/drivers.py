@@ -10,7 +10,7 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import disaggregated, ranks, reserving, vllm
+from servewise.kernel import disaggregated, orca, pipeline, ranks, reserving, static, tgi, trtllm, vllm
 from servewise.kernel.group import Group
 from servewise.kernel.layout import (
     Engine,
@@ -24,6 +24,8 @@ from servewise.kernel.layout import (
     Reservation,
     Times,
 )
+from servewise.kernel.pipeline import Pipeline
+from servewise.kernel.tgi import Tgi
 from servewise.kernel.views import prefix_at, recorder_at
 
 __all__ = ["advance"]
@@ -45,11 +47,38 @@ def _disaggregated(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):
     return disaggregated.advance(rep, driver, i, req, out, lim, recorder_at(rec, i), horizon)
 
 
+def _static(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return static.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
+
+
+def _orca(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return orca.advance(rep, req, out, times, eng, lim, driver, prefix_at(px, i), recorder_at(rec, i), horizon)
+
+
+def _trtllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    trt = trtllm.trtllm_at(driver, i)
+    return trtllm.advance(rep, req, out, times, eng, lim, trt, prefix_at(px, i), recorder_at(rec, i), horizon)
+
+
+def _pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
+
+
+def _tgi(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return tgi.advance(rep, i, req, out, times, eng, lim, prefix_at(px, i), driver, recorder_at(rec, i), horizon)
+
+
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Ranks: _ranks,
     Reservation: _reserving,
     Group: _disaggregated,
+    static.Batching: _static,
+    orca.Slots: _orca,
+    trtllm.Trtllm: _trtllm,
+    Pipeline: _pipeline,
+    Tgi: _tgi,
 }
 
 

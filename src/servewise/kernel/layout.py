@@ -150,6 +150,9 @@ class Times(NamedTuple):
 class Engine(NamedTuple):
     """Scheduling parameters, spelt as vLLM spells them. ``lag`` is 1 with asynchronous scheduling, else 0.
 
+    ``reserve_full`` is 1 when a prompt is admitted only if all of it fits, 2 when it also takes all its blocks then
+    (Sarathi, without a prefix cache), 0 when its first chunk has to fit.
+
     ``stop_at_preemption`` ends the run before the first preemption, ``single_step`` turns fast-forward off
     (the reference for tests).
     """

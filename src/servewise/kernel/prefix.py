@@ -1,4 +1,4 @@
-"""vLLM's prefix cache for one replica, exact at block level, kept as runs of blocks.
+"""The prefix cache of vLLM and of TensorRT-LLM for one replica, exact at block level, kept as runs of blocks.
 
 A *node* is a trace block with everything before it (many engine blocks long when the trace's blocks are
 larger than the engine's), or all that is private to one request. An *extent* is a run of physical blocks that
@@ -8,7 +8,8 @@ of it. Private blocks of requests that have ended can never be found again: in t
 of no node.
 
 The free queue is a count of blocks without identity (always reused first) followed by a linked list of unused
-extents, the least recently used first; blocks are reused one by one from an extent's tail.
+extents, the least recently used first; blocks are reused one by one from an extent's tail. TensorRT-LLM puts all
+blocks that are freed at the end of the list, so without identity are only those that were never used.
 
 A request's *entries* are the extents it uses, newest first, with the number of blocks it took: if an extent
 was split later, the entry goes on into ``rest``.
@@ -20,7 +21,16 @@ from typing import Any
 
 from servewise.kernel.layout import Prefix, compiled
 
-__all__ = ["hash_blocks", "lookup", "release_blocks", "take_blocks", "touch_hits"]
+__all__ = [
+    "first_new_block",
+    "hash_blocks",
+    "lookup",
+    "release_blocks",
+    "release_stored_blocks",
+    "store_blocks",
+    "take_blocks",
+    "touch_hits",
+]
 
 # Columns of ``Prefix.extents``.
 NODE = 0
@@ -191,7 +201,8 @@ def _place(offsets: Any, nodes: Any, span_shift: int, num_shared: int, r: int, b
 
 @compiled
 def _find(extents: Any, node_ends: Any, node: int, offset: int) -> tuple[int, int]:
-    """The first-hashed extent that holds a block of a node (-1: none), and the place to which it serves."""
+    """The first-hashed extent that holds a block of a node, and the place to which it serves; or -1, and the place to
+    which none does."""
     limit = 1 << 30
     e = node_ends[node, FIRST]
     while e >= 0:
@@ -201,7 +212,7 @@ def _find(extents: Any, node_ends: Any, node: int, offset: int) -> tuple[int, in
         elif offset < start + extents[e, LENGTH]:
             return e, min(limit, start + extents[e, LENGTH])
         e = extents[e, SIBLING]
-    return -1, offset
+    return -1, limit
 
 
 @compiled
@@ -246,6 +257,19 @@ def touch_hits(px: Prefix, r: int, hit: int) -> None:
 
 
 @compiled
+def _append_extent(extents: Any, node_ends: Any, counters: Any, node: int, offset: int, count: int) -> int:
+    """A new extent of one user at the end of its node's."""
+    e = _new_extent(extents, counters, node, offset, count, 1)
+    last = node_ends[node, LAST]
+    if last >= 0:
+        extents[last, SIBLING] = e
+    else:
+        node_ends[node, FIRST] = e
+    node_ends[node, LAST] = e
+    return e
+
+
+@compiled
 def _hash_up_to(px: Prefix, r: int, blocks: int) -> None:
     extents, entries, users, counters = px.extents, px.entries, px.users, px.counters
     node_ends, offsets, nodes = px.node_ends, px.offsets, px.nodes
@@ -253,13 +277,7 @@ def _hash_up_to(px: Prefix, r: int, blocks: int) -> None:
     while hashed < blocks:
         node, offset, span = _place(offsets, nodes, px.span_shift, px.num_shared, r, hashed)
         count = min(span, blocks - hashed)
-        e = _new_extent(extents, counters, node, offset, count, 1)
-        last = node_ends[node, LAST]
-        if last >= 0:
-            extents[last, SIBLING] = e
-        else:
-            node_ends[node, FIRST] = e
-        node_ends[node, LAST] = e
+        e = _append_extent(extents, node_ends, counters, node, offset, count)
         _add_entry(entries, users, counters, r, e, count)
         hashed += count
     users[r, HASHED] = hashed
@@ -285,22 +303,10 @@ def _append_unfindable(extents: Any, counters: Any, count: int) -> None:
 
 
 @compiled
-def release_blocks(px: Prefix, r: int, blocks: int, hashed: int, ended: bool) -> int:
-    """Give up a request's ``blocks`` blocks, tail first; the first ``hashed`` of them keep their identity.
-
-    Returns the number of blocks that nobody else uses.
-    """
+def _release_entries(px: Prefix, r: int) -> int:
+    """Give up the extents that a request uses, newest first; returns the blocks that nobody else uses."""
     extents, entries, users, counters = px.extents, px.entries, px.users, px.counters
-    if ended:
-        hash_blocks(px, r, hashed)
-        private = hashed - users[r, HASHED]
-        if private > 0:
-            _append_unfindable(extents, counters, private)
-        freed = blocks - users[r, HASHED]
-    else:
-        _hash_up_to(px, r, hashed)
-        freed = blocks - hashed
-    counters[UNHASHED] += blocks - hashed
+    freed = 0
     i = users[r, HELD]
     while i >= 0:
         pieces = 1
@@ -325,3 +331,80 @@ def release_blocks(px: Prefix, r: int, blocks: int, hashed: int, ended: bool) ->
     users[r, HELD] = -1
     users[r, HASHED] = 0
     return int(freed)
+
+
+@compiled
+def release_blocks(px: Prefix, r: int, blocks: int, hashed: int, ended: bool) -> int:
+    """Give up a request's ``blocks`` blocks, tail first; the first ``hashed`` of them keep their identity.
+
+    Returns the number of blocks that nobody else uses.
+    """
+    users, counters = px.users, px.counters
+    if ended:
+        hash_blocks(px, r, hashed)
+        private = hashed - users[r, HASHED]
+        if private > 0:
+            _append_unfindable(px.extents, counters, private)
+        freed = blocks - users[r, HASHED]
+    else:
+        _hash_up_to(px, r, hashed)
+        freed = blocks - hashed
+    counters[UNHASHED] += blocks - hashed
+    return int(freed + _release_entries(px, r))
+
+
+@compiled
+def first_new_block(px: Prefix, r: int, found: int, full: int) -> tuple[int, int]:
+    """Node and place of the first of a request's ``full`` blocks that cannot be found, of which :func:`lookup` has
+    ``found`` some; -1 as the node when all can, or when it is private."""
+    while found < full:
+        node, offset, _ = _place(px.offsets, px.nodes, px.span_shift, px.num_shared, r, found)
+        if node >= px.num_shared:
+            break
+        e, _ = _find(px.extents, px.node_ends, node, offset)
+        if e < 0:
+            return node, offset
+        found += 1
+    return -1, 0
+
+
+@compiled
+def _store_up_to(px: Prefix, r: int, blocks: int) -> None:
+    extents, entries, users, counters = px.extents, px.entries, px.users, px.counters
+    node_ends, offsets, nodes = px.node_ends, px.offsets, px.nodes
+    stored = users[r, HASHED]
+    while stored < blocks:
+        node, offset, span = _place(offsets, nodes, px.span_shift, px.num_shared, r, stored)
+        e, end = _find(extents, node_ends, node, offset)
+        count = min(span, blocks - stored, end - offset)
+        if e < 0:
+            e = _append_extent(extents, node_ends, counters, node, offset, count)
+        else:
+            e = _new_extent(extents, counters, -1, 0, count, 1)
+        _add_entry(entries, users, counters, r, e, count)
+        stored += count
+    users[r, HASHED] = stored
+
+
+@compiled
+def store_blocks(px: Prefix, r: int, blocks: int) -> None:
+    """TensorRT-LLM's way of giving a request's first ``blocks`` blocks their identity, as far as others share it:
+    a block whose content can be found already stays without."""
+    _store_up_to(px, r, min(blocks, (px.offsets[r + 1] - px.offsets[r]) << px.span_shift))
+
+
+@compiled
+def release_stored_blocks(px: Prefix, r: int, blocks: int, known: int, ended: bool) -> int:
+    """Give up a request's ``blocks`` blocks as TensorRT-LLM does, tail first, all of them to the end of the queue.
+
+    The first ``known`` of them get their identity, private ones only if the request will be back. Returns the
+    number of blocks that nobody else uses.
+    """
+    if ended:
+        store_blocks(px, r, known)
+    else:
+        _store_up_to(px, r, known)
+    tail = blocks - px.users[r, HASHED]
+    if tail > 0:
+        _append_unfindable(px.extents, px.counters, tail)
+    return int(tail + _release_entries(px, r))

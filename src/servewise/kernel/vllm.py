@@ -174,6 +174,7 @@ def advance(
     lag = eng.lag
     caching = eng.caching != 0
     names_output = caching and px.names_output != 0
+    whole_prompts = eng.reserve_full == 2  # they take their blocks when they are admitted
     record_gaps = len(rec.gaps) > 0
     record_samples = len(rec.samples) > 0
     closed = req.think >= 0.0
@@ -207,7 +208,8 @@ def advance(
             if partial >= 0:
                 known = req.input_tokens[partial] + rep.generated[partial]
                 chunk = min(known - partial_done, eng.max_num_batched_tokens - rows)
-                chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
+                if not whole_prompts:
+                    chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
             if eng.stop_at_preemption != 0 and demand + chunk_blocks > free:
                 status = lo.PREEMPTED
                 break
@@ -230,7 +232,8 @@ def advance(
                 num_running -= 1
                 out.preemptions[r] += 1
                 if r == partial:
-                    free += _release(px, caching, r, partial_done, partial_done, False, shift)
+                    held = req.input_tokens[r] + rep.generated[r] if whole_prompts else partial_done
+                    free += _release(px, caching, r, held, partial_done, False, shift)
                     partial = -1
                     chunk = 0
                     chunk_blocks = 0
@@ -318,7 +321,7 @@ def advance(
                     else:
                         head += 1
                         out.cached[r] = done
-                    fresh = _blocks(done + chunk, shift) - hit
+                    fresh = _blocks(known if whole_prompts else done + chunk, shift) - hit
                     free -= fresh + hit_free
                     if caching:
                         touch_hits(px, r, hit)

@@ -5,6 +5,7 @@ from servewise.perf.kv_link import kv_link, kv_transfer_bytes, kv_transfer_bytes
 from servewise.perf.memory_budget import largest_model_len, memory
 from servewise.perf.memory_kv import KvLayout, kv_layout
 from servewise.perf.memory_weights import weights_bytes
+from servewise.perf.start_up import start_up_s
 from servewise.perf.step import explain, step_model
 from servewise.perf.table import TABLE_TOLERANCE_FRAC, tabulate
 from servewise.perf.uncertainty import draw_step_models
@@ -25,6 +26,7 @@ __all__ = [
     "mean_error",
     "memory",
     "nearest_runs",
+    "start_up_s",
     "step_model",
     "tabulate",
     "weights_bytes",

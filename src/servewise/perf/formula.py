@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.engines import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
+from servewise.perf.communication import collectives_s
 from servewise.perf.layout import (
     Experts,
     bytes_per_weight,
@@ -27,6 +28,7 @@ from servewise.perf.layout import (
     local_heads,
     require_supported,
 )
+from servewise.perf.memory_baselines import timed_as
 from servewise.perf.operators import Attention, Operators, PrefillAttention, Tables
 from servewise.perf.overheads import Overheads, assumed, overheads_of
 from servewise.types import Deployment, VllmParams
@@ -111,6 +113,7 @@ class StepFormula:
 
     def __init__(self, deployment: Deployment, overheads: Overheads | None = None) -> None:
         require_supported(deployment)
+        deployment = timed_as(deployment)
         model, tp = deployment.model, deployment.parallelism.tensor_parallel_size
         weights = deployment.precision.weights
         self.deployment = deployment
@@ -179,14 +182,12 @@ class StepFormula:
     def token_parts(self, tokens: Array, *, with_prompts: bool = False) -> TokenParts:
         """Parts that depend on the number of scheduled tokens (at least 1 each), over all layers [s].
 
-        With pipeline parallelism the tokens are cut into as many micro-batches as there are stages, so a step of
-        the replica takes what one micro-batch takes through all layers.
+        With pipeline parallelism the tokens are those of one batch, and the times those of its whole pass.
         """
         model, known = self.deployment.model, self.overheads
-        stages = self.deployment.parallelism.pipeline_parallel_size
-        micro = np.maximum(tokens / stages, 1.0)
-        replayed = self.replayed(micro, with_prompts=with_prompts)
-        m = np.where(replayed, self.padded(micro), micro)
+        tokens = np.maximum(tokens, 1.0)
+        replayed = self.replayed(tokens, with_prompts=with_prompts)
+        m = np.where(replayed, self.padded(tokens), tokens)
         read, products = self._matrix_products(m)
         moved = self.elementwise_bytes() * m / self.bandwidth()
         num_expert_layers = self.experts.num_layers if self.experts is not None else 0
@@ -195,7 +196,7 @@ class StepFormula:
         weights, compute = known.weights_scale * read, known.compute_scale * (products - read)
         # fitted on NVLink, where kernels decide; over PCIe the bus does
         scale = known.collective_scale if self.deployment.gpu.link_kind == "nvlink" else 1.0
-        collectives = scale * self._collectives(m)
+        collectives = scale * collectives_s(self.deployment, self.operators, m)
         busy = weights + compute + collectives + moved + layers
         eager = 1e-6 * known.eager_layer_us * model.num_layers
         floor = np.where(replayed, 0.0, np.maximum(eager - busy, 0.0))
@@ -207,27 +208,6 @@ class StepFormula:
             overhead=layers,
             floor=floor,
         )
-
-    def _collectives(self, m: Array) -> Array:
-        """All-reduces of every layer and of the embedding, and what pipeline stages send each other [s].
-
-        Data parallel ranks gather before the experts and scatter after them, in two collectives (vLLM's default
-        ``allgather_reducescatter``; TensorRT-LLM's own kernels are taken to be as fast).
-        """
-        model, parallelism = self.deployment.model, self.deployment.parallelism
-        tp, ranks = parallelism.tensor_parallel_size, parallelism.data_parallel_size
-        message = 2.0 * m * model.hidden_size
-        one = self.operators.all_reduce_s(message, tp)
-        total = (model.num_layers + 1) * one
-        if ranks == 1:
-            total = total + model.num_layers * one
-        else:  # tokens of all ranks are gathered before the experts and their sums scattered after them
-            gathered = self.operators.collective_s("all_gather", ranks * message, tp * ranks)
-            scattered = self.operators.collective_s("reduce_scatter", ranks * message, tp * ranks)
-            total = total + model.num_layers * (gathered + scattered)
-        sends = parallelism.pipeline_parallel_size - 1
-        # hidden state and residual
-        return np.asarray(total + sends * 2.0 * message / tp / self.deployment.gpu.link_bytes_per_s)
 
     def _matrix_products(self, m: Array) -> tuple[Array, Array]:
         """Share of reading weights, and whole time of GEMMs and experts, over all layers [s]."""
@@ -246,6 +226,8 @@ class StepFormula:
     def _experts(self, tokens: Array, e: Experts) -> tuple[Array, Array]:
         """Share of reading weights, and whole time of experts for the tokens of all ranks, over all layers [s]."""
         time = e.num_layers * self.operators.experts_s(tokens, e)
+        if e.expert_parallel_size > 1:
+            time = time * assumed().expert_imbalance_scale
         rates = self.operators.rates(e.precision)
         routed = tokens * e.top_k
         hit = np.maximum(e.num_experts * (1 - np.exp(-routed / e.num_experts)), 1.0)
@@ -257,7 +239,7 @@ class StepFormula:
         """Routed experts over all layers, for ``tokens`` of all data parallel ranks together [s]."""
         if self.experts is None:
             return np.zeros_like(tokens)
-        read, whole = self._experts(tokens / self.deployment.parallelism.pipeline_parallel_size, self.experts)
+        read, whole = self._experts(tokens, self.experts)
         return np.asarray(self.overheads.weights_scale * read + self.overheads.compute_scale * (whole - read))
 
     def elementwise_bytes(self) -> float:
@@ -293,8 +275,8 @@ class StepFormula:
         return np.asarray(1e-6 * self.overheads.row_us * rows)
 
     def step_overhead_s(self) -> float:
-        """Time of a step that nothing in it changes [s]."""
-        return 1e-3 * self.overheads.step_ms
+        """Time of a step that nothing in it changes [s]; each pipeline stage has a host of its own that spends it."""
+        return 1e-3 * self.overheads.step_ms * self.deployment.parallelism.pipeline_parallel_size
 
     def decode_attention_s(self, num_rows: Array, context_tokens: Array) -> Array:
         """Decode attention over all layers of ``num_rows`` rows whose contexts sum to ``context_tokens`` [s].
@@ -302,8 +284,7 @@ class StepFormula:
         In sliding-window layers every row is taken to have the average context.
         """
         model = self.deployment.model
-        stages = self.deployment.parallelism.pipeline_parallel_size
-        n, context = num_rows / stages, context_tokens / stages
+        n, context = num_rows, context_tokens
         total = np.zeros(np.broadcast_shapes(num_rows.shape, context_tokens.shape))
         width = {"bf16": 2.0, "fp8": 1.0}[self.deployment.precision.kv]
         if model.attention == "mla":
@@ -351,7 +332,7 @@ class StepFormula:
         Sliding-window layers pay for a full window at every token, an upper bound for the first tokens.
         """
         model = self.deployment.model
-        stages, scale = self.deployment.parallelism.pipeline_parallel_size, self.overheads.attention_scale
+        scale = self.overheads.attention_scale
         dims = model.head_dim + model.v_head_dim
         moved = 2.0 * (self.num_heads + self.num_kv_heads) * dims
         fixed = 1e-6 * self.overheads.prefill_layer_us * model.num_layers
@@ -364,7 +345,7 @@ class StepFormula:
             per_token += scale * group.num_layers * moved / c.bytes_per_s
             per_token += pair_s * (group.window_tokens + 0.5 * c.extra_tokens)
             per_pair += 0.0 if group.window_tokens else pair_s
-        return fixed, per_token / stages + 1e-6 * self.overheads.prompt_token_us, per_pair / stages
+        return fixed, per_token + 1e-6 * self.overheads.prompt_token_us, per_pair
 
     def decode_step_s(self, num_rows: Array, context_tokens: Array) -> Array:
         """Duration of steps without prefill [s]."""

@@ -79,7 +79,7 @@ def kv_link(prefill: Deployment, decode: Deployment, num_prefill: int, num_decod
 
     Sources
     -------
-    ``servewise/data/catalog/gpus.csv`` (``link``, ``internode``), ``servewise/data/perf/kv_links.csv``.
+    ``servewise/data/catalog/gpus.csv`` (``link``, ``nic``), ``servewise/data/perf/kv_links.csv``.
     """
     sender, receiver = prefill.gpu, decode.gpu
     num_gpus = num_prefill * prefill.parallelism.num_gpus + num_decode * decode.parallelism.num_gpus
@@ -90,7 +90,7 @@ def kv_link(prefill: Deployment, decode: Deployment, num_prefill: int, num_decod
         cap, origin = _number(NODE, "cap", "GB/s", GB)
         per_gpu = min(efficiency * sender.link_bytes_per_s, cap)
     else:
-        per_gpu = efficiency * min(sender.internode_bytes_per_s, receiver.internode_bytes_per_s)
+        per_gpu = efficiency * min(sender.nic_bytes_per_s, receiver.nic_bytes_per_s)
     latency_s, latency_origin = _number(where, "latency", "ms", 1e-3)
     return KvLink(
         kind=sender.link_kind if within else NETWORK,

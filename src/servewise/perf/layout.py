@@ -281,9 +281,10 @@ def require_supported(deployment: Deployment) -> None:
     if deployment.disaggregation is not None:
         raise InputError("memory and step times are those of one pool; ask for deployment.pool('prefill') or 'decode'")
     require_readable(deployment)
-    if not 1 <= size <= node:
+    if not (1 <= size <= node or (size % node == 0 and size <= model.num_heads)):
         raise InputError(
-            f"tensor_parallel_size {size} is not within one node of {deployment.gpu.name}; allowed: 1 to {node}"
+            f"tensor_parallel_size {size} is neither within one node of {deployment.gpu.name} nor made of whole ones; "
+            f"allowed: 1 to {node}, and multiples of {node} up to the {model.num_heads} heads of {model.name}"
         )
     if not 1 <= parallelism.pipeline_parallel_size <= model.num_layers:
         raise InputError(
@@ -301,11 +302,21 @@ def require_supported(deployment: Deployment) -> None:
             f"expert_parallel_size {experts} does not divide the {size * ranks} ranks of a model with experts; "
             "use a divisor of tensor_parallel_size * data_parallel_size"
         )
+    if parallelism.expert_all_to_all and (ranks == 1 or experts != size * ranks):
+        raise InputError(
+            f"expert_all_to_all needs data parallel ranks and experts divided among all {size * ranks} of their GPUs, "
+            f"got data_parallel_size {ranks} and expert_parallel_size {experts}"
+        )
 
 
 def unvalidated(deployment: Deployment) -> tuple[str, ...]:
     """What about this deployment no public run was compared with, in words."""
     parallelism, notes = deployment.parallelism, []
+    if deployment.engine == "tgi":
+        notes.append(
+            "assumed: TGI's kernels take what vLLM's take, and the time of its host, which adds to every forward, is "
+            "a guess: nothing was measured on TGI (see docs/step-model.md)"
+        )
     if parallelism.pipeline_parallel_size > 1:
         notes.append("unvalidated: no public run with pipeline parallelism was available to compare with")
     if parallelism.data_parallel_size > 1:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from servewise.engines import llamacpp, sglang, trtllm, vllm
+from servewise.engines import baselines, llamacpp, sglang, tgi, trtllm, vllm
 from servewise.perf.layout import require_supported
+from servewise.perf.memory_baselines import baseline_parts
 from servewise.perf.memory_engines import llamacpp_parts, sglang_cell_bytes, sglang_parts, trtllm_parts
 from servewise.perf.memory_kv import kv_layout, longest_request
 from servewise.perf.memory_parts import MemoryParts
+from servewise.perf.memory_tgi import tgi_bytes_per_token, tgi_parts
 from servewise.perf.memory_vllm import vllm_parts
 from servewise.types import (
+    BaselineParams,
     Deployment,
     EngineParams,
     LlamacppParams,
     MemoryReport,
     Provenance,
     SglangParams,
+    TgiParams,
     TrtllmParams,
     VllmParams,
 )
@@ -26,8 +30,8 @@ __all__ = ["largest_model_len", "memory"]
 
 REFERENCE_CONTEXT_TOKENS = 4096
 """Context at which sliding-window models' bytes per token are stated when the caller names none."""
-LENGTH_NAMES = {"vllm": "max_model_len", "sglang": "context_length", "tensorrt-llm": "max_seq_len"}
-"""The parameter that bounds a request, by engine."""
+LENGTH_NAMES = {"vllm": "max_model_len", "sglang": "context_length", "tgi": "max_total_tokens"}
+"""The parameter that bounds a request, by engine; ``max_seq_len`` in all others."""
 
 
 def parts_of(deployment: Deployment) -> MemoryParts:
@@ -41,6 +45,10 @@ def parts_of(deployment: Deployment) -> MemoryParts:
             return trtllm_parts(deployment, params)
         case LlamacppParams() as params:
             return llamacpp_parts(deployment, params)
+        case BaselineParams():
+            return baseline_parts(deployment)
+        case TgiParams() as params:
+            return tgi_parts(deployment, params)
 
 
 def validate(deployment: Deployment) -> None:
@@ -55,6 +63,11 @@ def validate(deployment: Deployment) -> None:
             trtllm.validate(params, deployment.model)
         case LlamacppParams() as params:
             llamacpp.validate(params, deployment.model)
+        case BaselineParams():
+            baselines.validate(deployment)
+        case TgiParams() as params:
+            tgi.validate(params, deployment.model)
+            tgi.require_supported(deployment)
 
 
 def defaults_provenance(deployment: Deployment) -> Provenance:
@@ -68,6 +81,10 @@ def defaults_provenance(deployment: Deployment) -> Provenance:
             return trtllm.provenance(deployment.engine_version)
         case "llama.cpp":
             return llamacpp.provenance(deployment.engine_version)
+        case "static" | "orca" | "sarathi":
+            return baselines.provenance()
+        case "tgi":
+            return tgi.provenance(deployment.engine_version)
 
 
 def provenance_of(deployment: Deployment, parts: MemoryParts) -> dict[str, Provenance]:
@@ -86,16 +103,18 @@ def bytes_per_token(deployment: Deployment, context_tokens: int | None) -> float
     """KV cache of a token [bytes], in a request of this context where that matters."""
     if deployment.engine == "sglang":
         return sglang_cell_bytes(deployment)
+    if deployment.engine == "tgi":
+        return tgi_bytes_per_token(deployment)
     context = min(context_tokens or REFERENCE_CONTEXT_TOKENS, deployment.max_request_tokens)
     return kv_layout(deployment).bytes_of_request(context) / context
 
 
 def usable_blocks(deployment: Deployment, kv_bytes: int, per_token: float) -> int:
-    """Blocks that requests can use: vLLM withholds one, llama.cpp allocates the cells it was told to."""
+    """Blocks that requests can use: vLLM and TGI withhold one, llama.cpp allocates the cells it was told to."""
     match deployment.params:
         case LlamacppParams(ctx_size=cells):
             return cells
-        case VllmParams():
+        case VllmParams() | TgiParams():
             return max(0, int(kv_bytes // (per_token * deployment.kv_block_tokens)) - 1)
         case _:
             return max(0, int(kv_bytes // (per_token * deployment.kv_block_tokens)))
@@ -174,7 +193,7 @@ def refusal(deployment: Deployment, report: MemoryReport) -> str:
         return ""
     longest = longest_of(deployment, report)
     if longest < deployment.max_request_tokens:
-        name = LENGTH_NAMES[deployment.engine]
+        name = LENGTH_NAMES.get(deployment.engine, "max_seq_len")
         return (
             f"one request of {name} {deployment.max_request_tokens} tokens > {longest} tokens of KV "
             f"cache {where}; lower {name}"
@@ -187,6 +206,8 @@ def longest_of(deployment: Deployment, report: MemoryReport) -> int:
     if deployment.engine == "sglang":
         page = report.block_size_tokens
         return max(0, int(report.kv_bytes // (report.kv_bytes_per_token * page)) * page)
+    if deployment.engine == "tgi":
+        return report.kv_capacity_tokens
     return longest_request(deployment, report.kv_bytes)
 
 
@@ -197,8 +218,10 @@ def with_longest(params: EngineParams, tokens: int) -> EngineParams:
             return replace(params, max_model_len=tokens)
         case SglangParams():
             return replace(params, context_length=tokens)
-        case TrtllmParams():
+        case TrtllmParams() | BaselineParams():
             return replace(params, max_seq_len=tokens)
+        case TgiParams():
+            return replace(params, max_total_tokens=tokens)
         case LlamacppParams():
             return replace(params, ctx_size=tokens * (1 if params.kv_unified else params.parallel))
 

@@ -31,8 +31,9 @@ ENGINE_TABLES: Mapping[EngineName, str] = {
     "sglang": "sglang",
     "tensorrt-llm": "trtllm",
     "llama.cpp": "vllm",
+    "tgi": "vllm",
 }
-"""Whose tables describe an engine. llama.cpp has none: vLLM's stand in, labelled transferred."""
+"""Whose tables describe an engine. llama.cpp and TGI have none: vLLM's stand in, labelled transferred."""
 MEASURED = {
     "A100-SXM-80GB": "a100_sxm",
     "ARC-B60": "b60",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import numpy as np
@@ -22,9 +23,9 @@ PEER_GPUS = 2
 """GPUs up to which the machine with L40S copied from GPU to GPU (20 GB/s on the bus; 2 to 5 beyond)."""
 GEFORCE = ("RTX-3", "RTX-4", "RTX-5")
 """Beginnings of the names of GPUs whose driver does not copy from GPU to GPU."""
+NIC_FRAC = 0.94
+"""Share of a network port that reaches the GPUs: 46 to 48 of 50 GB/s (NVIDIA/nccl-tests issue 290, a maintainer)."""
 PCIE_SYSTEMS = ("l40s", "rtx_pro_6000_server", "b60")
-NODE_LATENCY_S = 20e-6
-"""Start of a collective step between nodes [s]; assumed: NCCL's small-message time over InfiniBand."""
 
 
 class Links:
@@ -53,25 +54,48 @@ class Links:
         """Time [s], and notes on what was not measured."""
         if num_gpus == 1:
             return np.zeros_like(num_bytes), {}
-        inside = min(num_gpus, self._reach(kind))
+        inside = min(num_gpus, self.gpu.link_gpus)
         nodes = -(-num_gpus // inside)
-        time, notes = self._measured(kind, num_bytes, inside) if inside > 1 else (np.zeros_like(num_bytes), {})
         if nodes == 1:
-            return time, notes
-        trips = 2.0 if kind == "all_reduce" else 1.0
-        share = num_bytes / inside if kind in ("all_reduce", "reduce_scatter") else num_bytes
-        between = trips * (nodes - 1) * (NODE_LATENCY_S + share / nodes / self.gpu.internode_bytes_per_s)
+            return self._measured(kind, num_bytes, inside)
+        time, notes = self._between(kind, num_bytes, inside, nodes)
         notes["all_reduce_nodes"] = (
-            f"transferred: collectives across {nodes} nodes were not measured: one node's plus a ring over the "
-            "network at its bandwidth"
+            f"transferred: collectives across {nodes} nodes were not measured: a node's share of them plus the "
+            f"network's at {self.gpu.nic_bytes_per_s / 1e9:g} GB/s a GPU"
         )
-        return time + between, notes
+        return time, notes
 
-    def _reach(self, kind: Collective) -> int:
-        """GPUs that one curve covers: a node's, or more where a switch joins nodes and that was measured."""
-        curves = self._curves(kind, self.system)
-        counts = [int(c) for c, curve in zip(array("link_gpus"), curves, strict=True) if not np.isnan(curve).any()]
-        return max(self.gpu.gpus_per_node, max(counts) if self.exact else 0)
+    def _between(self, kind: Collective, num_bytes: Array, inside: int, nodes: int) -> tuple[Array, dict[str, str]]:
+        """Collective of ``nodes`` times ``inside`` GPUs: within the nodes, and among the GPUs of one place in each.
+
+        An all-reduce scatters within the node, reduces each GPU's shard over the network and gathers again. Over the
+        network a GPU exchanges with others in halves, so that messages need as many starts as halves.
+        """
+        starts = math.ceil(math.log2(nodes))
+        away = (nodes - 1) / nodes
+        if kind == "all_to_all":
+            near, notes = self._within("all_to_all", num_bytes / nodes, inside)
+            return np.maximum(near, self._network_s(away * num_bytes, 1)), notes
+        if kind == "all_reduce":
+            scattered, notes = self._within("reduce_scatter", num_bytes, inside)
+            gathered, more = self._within("all_gather", num_bytes, inside)
+            between = self._network_s(2.0 * away * num_bytes / inside, 2 * starts)
+            return scattered + between + gathered, {**notes, **more}
+        near, notes = self._within(kind, num_bytes, inside)
+        return near + self._network_s(away * num_bytes / inside, starts), notes
+
+    def _within(self, kind: Collective, num_bytes: Array, inside: int) -> tuple[Array, dict[str, str]]:
+        return self._measured(kind, num_bytes, inside) if inside > 1 else (np.zeros_like(num_bytes), {})
+
+    def _network_s(self, num_bytes: Array, starts: int) -> Array:
+        """One GPU's messages over the network [s]."""
+        return np.asarray(starts * self.gpu.nic_latency_s + num_bytes / (NIC_FRAC * self.gpu.nic_bytes_per_s))
+
+    def send_s(self, num_bytes: Array, *, between: bool) -> tuple[Array, dict[str, str]]:
+        """Time of a message to one GPU [s], and notes: over the network, or what two GPUs take that swap it."""
+        if between or self.gpu.link_gpus == 1:
+            return self._network_s(num_bytes, 1), {}
+        return self._measured("all_gather", 2.0 * num_bytes, 2)
 
     def _source(self, num_gpus: int) -> tuple[str, float, dict[str, str]]:
         """Measured GPU whose curves count for so many GPUs, how much faster its links are, and why another's count.

@@ -258,6 +258,12 @@ class Operators:
         self.notes.update(notes)
         return time
 
+    def send_s(self, num_bytes: Array, *, between: bool) -> Array:
+        """Time of sending a message from one GPU to another [s], ``between`` nodes or within one."""
+        time, notes = self._links.send_s(num_bytes, between=between)
+        self.notes.update(notes)
+        return time
+
     def decode_attention(
         self,
         kind: AttentionKind,

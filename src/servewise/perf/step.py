@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from servewise.engines import baselines
 from servewise.errors import OutOfRangeError
 from servewise.perf.formula import StepFormula
 from servewise.perf.layout import unvalidated
@@ -52,7 +53,7 @@ def step_model(deployment: Deployment, overheads: Overheads | None = None) -> St
         table=tabulate(formula),
         provenance=MappingProxyType(provenance_of(formula)),
         max_context_tokens=MEASURED_CONTEXT_TOKENS,
-        warnings=warnings_of(formula),
+        warnings=(*baseline_warnings(deployment), *warnings_of(formula)),
     )
 
 
@@ -94,6 +95,13 @@ def warnings_of(formula: StepFormula) -> tuple[str, ...]:
             "machines with a better PCIe fabric are faster"
         )
     return tuple(notes)
+
+
+def baseline_warnings(deployment: Deployment) -> tuple[str, ...]:
+    """That the step times of a textbook baseline are another engine's."""
+    if not baselines.is_baseline(deployment):
+        return ()
+    return (f"unvalidated: nobody runs the textbook baselines; {baselines.provenance().source}",)
 
 
 def explain(

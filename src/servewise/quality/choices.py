@@ -19,6 +19,9 @@ WEIGHT_BITS: dict[WeightPrecision, int] = {
     "int4": 4,
     "nvfp4": 4,
     "mxfp4": 4,
+    "q8_0": 8,
+    "q4_0": 4,
+    "q4_k_m": 4,
 }
 ONLY_AS_PUBLISHED: frozenset[WeightPrecision] = frozenset({"fp8_block", "mxfp4"})
 """Formats that are served as the model's authors publish them; fp8 and nvfp4 store as much and are common."""

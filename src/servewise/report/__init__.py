@@ -1,9 +1,18 @@
 """Plans for people: text for a terminal and one self-contained page."""
 
+from servewise.report.comparison import comparison_json, comparison_terminal
 from servewise.report.escape import visible
 from servewise.report.page import plan_html
 from servewise.report.terminal import plan_terminal
 from servewise.report.view import PlanReport
 from servewise.report.words import shortfall
 
-__all__ = ["PlanReport", "plan_html", "plan_terminal", "shortfall", "visible"]
+__all__ = [
+    "PlanReport",
+    "comparison_json",
+    "comparison_terminal",
+    "plan_html",
+    "plan_terminal",
+    "shortfall",
+    "visible",
+]

@@ -13,6 +13,7 @@ from servewise import __version__
 from servewise.report import sureness, words
 from servewise.report.escape import html_text, json_in_html
 from servewise.report.figures import frontier_figure, latency_figures, load_figure
+from servewise.report.operation_words import autoscaling_words, failure_words
 from servewise.report.page_assurance import explanation_section, sure_section
 from servewise.report.table import html_table
 from servewise.report.view import PlanReport
@@ -46,6 +47,7 @@ def plan_html(report: PlanReport) -> str:
     figures = _figures(report, shown)
     body = [
         _answer(report, shown),
+        _operation(report),
         _launch(report),
         _figure_section(["frontier"], figures, "Cost against latency", _FRONTIER_NOTE),
         _frontier_table(report, by_index),
@@ -143,6 +145,16 @@ def _cards(shown: Candidate, report: PlanReport) -> str:
     return f'<dl class="cards">{items}</dl>'
 
 
+def _operation(report: PlanReport) -> str:
+    rows = []
+    if report.plan.failure is not None:
+        rows.append(failure_words(report.plan.failure))
+    if report.plan.autoscaling is not None:
+        rows.append(f"A fleet that follows the load: {autoscaling_words(report.plan.autoscaling)}")
+    items = "".join(f"<li>{html_text(row)}</li>" for row in rows)
+    return f"<h2>Failures and changing load</h2><ul>{items}</ul>" if rows else ""
+
+
 def _launch(report: PlanReport) -> str:
     if not report.launch_command:
         return ""
@@ -199,7 +211,7 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
         return ""
     compare_models = words.several_models(report.plan)
     model = ["Model"] if compare_models else []
-    head = ["#", *model, "GPUs", "TP", "Weights/KV", "Seqs/tokens", "Replicas", "$/h", "$/Mtok out at load"]
+    head = ["#", *model, "GPUs", "Engine", "TP", "Weights/KV", "Seqs/tokens", "Replicas", "$/h", "$/Mtok out at load"]
     head += ["at capacity", "$/Mtok total at load"]
     with_attainment = words.has_joint_limit(report.promise)
     head += [*(["Attainment %"] if with_attainment else []), "TTFT p99", "TPOT p99", "Limited by"]
@@ -208,7 +220,8 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
             str(rank),
             *([words.model_name(c)] if compare_models else []),
             f"{c.deployment.num_gpus} x {c.deployment.gpu.name}",
-            str(c.deployment.parallelism.tensor_parallel_size),
+            words.engine_words(c),
+            words.spread_words(c.deployment.parallelism),
             words.precision_words(c),
             words.settings_words(c),
             str(c.deployment.num_replicas),
@@ -224,11 +237,11 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
         for rank, c in enumerate(best[:NUM_RANKED], start=1)
     ]
     shift = int(compare_models)
-    numeric = {0, 2 + shift, *range(5 + shift, len(head) - 1)}
+    numeric = {0, *range(6 + shift, len(head) - 1)}
     some = f", the cheapest {len(rows)} of {len(best)}" if len(rows) < len(best) else ""
     caption = (
         f"{len(report.plan.ranking):,} of {len(report.plan.candidates):,} candidates keep the promise. The best"
-        f" settings of each {'model, ' if compare_models else ''}GPU, precision and TP, cheapest first{some}."
+        f" settings of each {'model, ' if compare_models else ''}GPU, engine and precision, cheapest first{some}."
         " A dash: not searched."
     )
     table = html_table(caption, head, rows, numeric=numeric, best=True)

@@ -14,6 +14,7 @@ from servewise.report import sureness, words
 from servewise.report.blocks import facts, heading, line
 from servewise.report.escape import visible
 from servewise.report.explain import explanation_blocks
+from servewise.report.operation_words import autoscaling_words, failure_words
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -79,6 +80,10 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
         risk = "; at risk" if words.at_risk(winner) else ""
         rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{risk}"))
     rows.append(("limited by", winner.limited_by or "-"))
+    if report.plan.failure is not None:
+        rows.append(("failure", failure_words(report.plan.failure)))
+    if report.plan.autoscaling is not None:
+        rows.append(("following", autoscaling_words(report.plan.autoscaling)))
     if report.traffic:
         rows.append(("traffic", report.traffic))
     parts: list[RenderableType] = [
@@ -121,28 +126,29 @@ def _no_answer(report: PlanReport, by_index: dict[int, Candidate]) -> list[Rende
 def _ranking(report: PlanReport, best: list[Candidate]) -> list[RenderableType]:
     compare_models = words.several_models(report.plan)
     with_attainment = words.has_joint_limit(report.promise)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("model\nGPUs" if compare_models else "GPUs", overflow="fold", min_width=12)
-    table.add_column("TP", justify="right", no_wrap=True)
+    table.add_column("model\nGPU" if compare_models else "GPU", overflow="fold", min_width=14)
+    table.add_column("engine", overflow="fold")
+    table.add_column("fleet", overflow="fold")
     table.add_column("weights\n/KV", overflow="fold")
     table.add_column("seqs\n/tokens", overflow="fold")
-    for name in ("N", "$/h", "$/Mtok\n@load", "@cap", *(["attain\n%"] if with_attainment else [])):
+    for name in ("$/h", "$/Mtok\n@load", "@cap", *(["attain\n%"] if with_attainment else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("TTFT\np99", "TPOT\np99"):
         table.add_column(name, justify="right", no_wrap=True)
     for rank, candidate in enumerate(best, start=1):
-        gpus = visible(f"{candidate.deployment.num_gpus} x {candidate.deployment.gpu.name}")
-        fleet = f"{visible(words.model_name(candidate))}\n{gpus}" if compare_models else gpus
+        gpu = visible(candidate.deployment.gpu.name)
+        first = f"{visible(words.model_name(candidate))}\n{gpu}" if compare_models else gpu
         attainment = [words.attainment_cell(candidate, report.promise)] if with_attainment else []
         cells = _cells(candidate)
         row = [str(rank), *cells[:7], *attainment, *cells[7:]]
-        table.add_row(row[0], Text(fleet), *(line(cell) for cell in row[1:]), style="bold" if rank == 1 else "")
+        table.add_row(row[0], Text(first), *(line(cell) for cell in row[1:]), style="bold" if rank == 1 else "")
     num_all = len(report.plan.alternatives)
     more = f", {len(best)} of {num_all}" if len(best) < num_all else ""
     title = (
         f"\nKeep the promise: {len(report.plan.ranking):,} of {len(report.plan.candidates):,} candidates\n"
-        f"Best settings of each {'model, ' if compare_models else ''}GPU, precision and TP, cheapest first{more}"
+        f"Best settings of each {'model, ' if compare_models else ''}GPU, engine and precision, cheapest first{more}"
         " ($ per Mtok of output)"
     )
     return [Text(title, style="bold"), table]
@@ -151,10 +157,10 @@ def _ranking(report: PlanReport, best: list[Candidate]) -> list[RenderableType]:
 def _cells(candidate: Candidate) -> list[str]:
     cost, summary = candidate.cost, candidate.summary
     return [
-        str(candidate.deployment.parallelism.tensor_parallel_size),
+        words.engine_words(candidate),
+        f"{candidate.deployment.num_replicas} x {words.spread_words(candidate.deployment.parallelism)}",
         words.precision_words(candidate),
         words.settings_words(candidate),
-        str(candidate.deployment.num_replicas),
         "-" if cost is None else f"{cost.usd_per_h:,.2f}",
         "-" if cost is None else _money(cost.usd_per_mtok_output_at_load),
         "-" if cost is None else _money(cost.usd_per_mtok_output_at_capacity),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from servewise.types import Candidate, CandidateStatus, Estimate, LoadPoint, Plan, Promise, Summary
+from servewise.types import Candidate, CandidateStatus, Estimate, LoadPoint, Parallelism, Plan, Promise, Summary
 from servewise.units import format_duration, format_usd
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "candidate_words",
     "cost_words",
     "count",
+    "engine_words",
     "fleet_words",
     "has_joint_limit",
     "knee",
@@ -37,6 +38,7 @@ __all__ = [
     "shortfall_words",
     "shown_percentiles",
     "spread",
+    "spread_words",
     "unfinished_words",
 ]
 
@@ -55,20 +57,29 @@ RISK: Final = "quality at risk"
 def candidate_words(candidate: Candidate) -> str:
     """Say what a fleet is, e.g. ``8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0``."""
     deployment = candidate.deployment
-    parallelism = deployment.parallelism
     replicas = count(deployment.num_replicas, "replica")
-    spread = f"TP{parallelism.tensor_parallel_size}"
-    if parallelism.pipeline_parallel_size > 1:
-        spread += f" PP{parallelism.pipeline_parallel_size}"
-    if parallelism.data_parallel_size > 1:
-        spread += f" DP{parallelism.data_parallel_size}"
-    if parallelism.expert_parallel_size > 1:
-        spread += f" EP{parallelism.expert_parallel_size}"
     return (
-        f"{deployment.num_gpus} x {deployment.gpu.name}: {replicas}, {spread},"
+        f"{deployment.num_gpus} x {deployment.gpu.name}: {replicas}, {spread_words(deployment.parallelism)},"
         f" {deployment.precision.weights} weights, {deployment.precision.kv} KV,"
         f" {deployment.engine} {deployment.engine_version}"
     )
+
+
+def spread_words(parallelism: Parallelism) -> str:
+    """How a replica is spread over GPUs, e.g. ``TP4`` or ``TP1 DP8 EP8``."""
+    words = f"TP{parallelism.tensor_parallel_size}"
+    if parallelism.pipeline_parallel_size > 1:
+        words += f" PP{parallelism.pipeline_parallel_size}"
+    if parallelism.data_parallel_size > 1:
+        words += f" DP{parallelism.data_parallel_size}"
+    if parallelism.expert_parallel_size > 1:
+        words += f" EP{parallelism.expert_parallel_size}"
+    return words
+
+
+def engine_words(candidate: Candidate) -> str:
+    """An engine's name in few letters, e.g. ``trt-llm``."""
+    return {"tensorrt-llm": "trt-llm"}.get(candidate.deployment.engine, candidate.deployment.engine)
 
 
 def count(number: int, what: str) -> str:
@@ -77,11 +88,11 @@ def count(number: int, what: str) -> str:
 
 
 def fleet_words(candidate: Candidate) -> str:
-    """Say what a fleet is in few words, e.g. ``8 x H100-SXM-80GB: 2 x TP4 fp8/bf16 256/8192``."""
+    """Say what a fleet is in few words, e.g. ``8 x H100-SXM-80GB: 2 x TP4 vllm fp8/bf16 256/8192``."""
     deployment = candidate.deployment
-    tensor = deployment.parallelism.tensor_parallel_size
     return (
-        f"{deployment.num_gpus} x {deployment.gpu.name}: {deployment.num_replicas} x TP{tensor}"
+        f"{deployment.num_gpus} x {deployment.gpu.name}: {deployment.num_replicas} x"
+        f" {spread_words(deployment.parallelism)} {engine_words(candidate)}"
         f" {precision_words(candidate)} {settings_words(candidate)}"
     )
 
@@ -110,9 +121,8 @@ def risk_notes(candidates: Iterable[Candidate], *, with_model: bool) -> tuple[st
 
 
 def settings_words(candidate: Candidate) -> str:
-    """``max_num_seqs/max_num_batched_tokens``, e.g. ``256/8192``."""
-    params = candidate.deployment.vllm_params
-    return f"{params.max_num_seqs}/{params.max_num_batched_tokens}"
+    """Most requests at once and most tokens a step, whatever the engine calls them, e.g. ``256/8192``."""
+    return f"{candidate.deployment.max_rows}/{candidate.deployment.max_step_tokens}"
 
 
 def limit_words(candidate: Candidate) -> str:

@@ -1,5 +1,6 @@
 """The search for the deployments that keep a promise at the lowest cost."""
 
 from servewise.search.plan import Progress, plan
+from servewise.search.settings import default_version
 
-__all__ = ["Progress", "plan"]
+__all__ = ["Progress", "default_version", "plan"]

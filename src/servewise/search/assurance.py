@@ -10,11 +10,12 @@ import numpy as np
 
 from servewise import perf
 from servewise.cost import cost
-from servewise.search.bounds import bounds
+from servewise.search.bounds import bounds, idle_ranks
 from servewise.search.families import Result, most_replicas
 from servewise.search.fleet import Load, summary_of, try_fleet
 from servewise.search.limits import replicas, runs_full
 from servewise.search.shapes import Shape
+from servewise.sim import caches_prefixes, num_ranks
 from servewise.types import (
     VERY_LIKELY_FRAC,
     Assurance,
@@ -181,10 +182,18 @@ def _margin(search: Search, candidate: Candidate, drawn: _Drawn) -> tuple[Safety
 def _fewest(search: Search, drawn: _Drawn) -> tuple[int | None, int]:
     """Replicas without which too many draws are proven to break the promise (None: with any number of them), and
     the draws in which every fleet does."""
-    knows_prefix = search.workload.prefix is not None and drawn.shape.deployment.vllm_params.enable_prefix_caching
+    deployment = drawn.shape.deployment
+    knows_prefix = search.workload.prefix is not None and caches_prefixes(deployment)
     fewest = []
     for load in drawn.loads:
-        bound = bounds(load.packed, load.step_model.table, search.promise, load.rule, knows_prefix=knows_prefix)
+        bound = bounds(
+            load.packed,
+            idle_ranks(load.step_model.table, num_ranks(deployment)),
+            search.promise,
+            load.rule,
+            knows_prefix=knows_prefix,
+            num_ranks=deployment.parallelism.data_parallel_size,
+        )
         if load.rule is None or bound.num_hopeless <= load.rule.max_bad:
             fewest.append(bound.num_replicas)
     num_hopeless = len(drawn.loads) - len(fewest)

@@ -7,7 +7,7 @@ as one token).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from servewise.errors import InputError
 from servewise.sim import Packed
 from servewise.types import Promise, StepTable
 
-__all__ = ["Bounds", "StopRule", "bounds", "stop_rule"]
+__all__ = ["Bounds", "StopRule", "bounds", "idle_ranks", "stop_rule"]
 
 BURST_WINDOWS = (1, 4, 16, 64)
 """The span of arrivals is cut into so many windows to find its busiest parts."""
@@ -91,7 +91,15 @@ def stop_rule(promise: Promise, num_requests: int) -> StopRule | None:
     )
 
 
-def bounds(packed: Packed, table: StepTable, promise: Promise, rule: StopRule | None, *, knows_prefix: bool) -> Bounds:
+def bounds(
+    packed: Packed,
+    table: StepTable,
+    promise: Promise,
+    rule: StopRule | None,
+    *,
+    knows_prefix: bool,
+    num_ranks: int = 1,
+) -> Bounds:
     """Lower bounds of a shape.
 
     Parameters
@@ -105,6 +113,8 @@ def bounds(packed: Packed, table: StepTable, promise: Promise, rule: StopRule | 
         Of the promise and the whole workload.
     knows_prefix : bool
         Whether prompts may be served from a prefix cache.
+    num_ranks : int
+        Data parallel ranks of a replica, each of which takes at least the times of the table (see ``idle_ranks``).
     """
     if not len(packed.requests.arrival):
         return Bounds(num_replicas=1, num_hopeless=packed.num_rejected, latency_s=float("inf"))
@@ -131,9 +141,12 @@ def bounds(packed: Packed, table: StepTable, promise: Promise, rule: StopRule | 
     contexts = (outputs - 1) * (prompts + outputs / 2)
     work_s = prefill_s + (outputs - 1) * row_s + contexts * _attention_rate(table)
     return Bounds(
-        num_replicas=max(
-            _fewest_replicas(packed, work_s, rule, _patience(packed, limits)),
-            _fewest_replicas(packed, prefill_s, rule, limits.ttft_s),
+        num_replicas=-(
+            -max(
+                _fewest_schedulers(packed, work_s, rule, _patience(packed, limits)),
+                _fewest_schedulers(packed, prefill_s, rule, limits.ttft_s),
+            )
+            // num_ranks
         ),
         num_hopeless=int(bad.sum()) + packed.num_rejected,
         latency_s=float(np.quantile(total_s, promise.attainment)),
@@ -163,10 +176,31 @@ def _attention_rate(table: StepTable) -> float:
     return max(0.0, float(min(ratios)))
 
 
-def _fewest_replicas(
+def idle_ranks(table: StepTable, num_ranks: int) -> StepTable:
+    """The least times of one of ``num_ranks`` ranks in lock step: those beside ranks with one dummy token each.
+
+    Where all ranks are padded to the fullest one there is nothing to gain.
+    """
+    if num_ranks == 1:
+        return table
+
+    def least(times: NDArray[np.float64], padded_tokens: int) -> NDArray[np.float64]:
+        tokens = np.arange(len(times))
+        together, alone = num_ranks * tokens, tokens + num_ranks - 1
+        beside = table.experts_s[together] - table.experts_s[np.minimum(alone, together)]
+        return np.where(tokens > padded_tokens, times - beside, times)
+
+    return replace(
+        table,
+        mixed_tokens_s=least(table.mixed_tokens_s, table.padded_mixed_tokens),
+        decode_fixed_s=least(table.decode_fixed_s, table.padded_decode_tokens),
+    )
+
+
+def _fewest_schedulers(
     packed: Packed, work_s: NDArray[np.float64], rule: StopRule | None, patience_s: float | None
 ) -> int:
-    """Replicas without which too many requests are late: their work must be done before their limits end."""
+    """Schedulers without which too many requests are late: their work must be done before their limits end."""
     arrival_s = packed.requests.arrival
     if rule is None or patience_s is None or rule.max_bad < packed.num_rejected:
         return 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from servewise import perf
 from servewise.search.families import Result
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.operating_point import Run, observe
+from servewise.sim import schedulers
 from servewise.types import (
     Breakdown,
     Caveat,
@@ -63,7 +64,8 @@ def explained(search: Search, result: Result) -> Explanation:
     assert price is not None  # noqa: S101 (it was priced)
     trial = try_fleet(shape, memory, load, candidate.deployment.num_replicas, stop=False)
     log, summary = summary_of(trial, load, with_intervals=False)
-    run = observe(log, load.step_model.table, candidate.deployment)
+    by_scheduler = replace(log, replica=schedulers(load.workload, trial.outcome))
+    run = observe(by_scheduler, load.step_model.table, candidate.deployment)
     steps = _Steps(deployment=candidate.deployment, model=load.step_model)
     numbers = [
         steps.ttft(run, summary.means["ttft"]),

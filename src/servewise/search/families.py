@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from servewise.cost import cost, fleet_nodes
-from servewise.engines import vllm
+from servewise.engines import capture_sizes
 from servewise.perf import step_model
-from servewise.search.bounds import Bounds, bounds, stop_rule
+from servewise.search.bounds import Bounds, bounds, idle_ranks, stop_rule
 from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, summary_of, try_fleet
 from servewise.search.limits import broken_reason, replicas
+from servewise.search.settings import schedule_key
 from servewise.search.shapes import Shape
-from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, pack_requests
+from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests
 from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel, StepTable
 
 __all__ = ["Family", "Point", "Result", "families", "least_cost", "least_hopeless", "search_family"]
@@ -86,14 +87,15 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
     rule = stop_rule(search.promise, search.workload.num_requests)
     for shape in members:
         deployment = shape.deployment
-        params = deployment.vllm_params
-        captured = vllm.capture_sizes(params, deployment.gpu)
+        captured = capture_sizes(deployment)
         if captured not in models:
             models[captured] = step_model(deployment)
         model = models[captured]
         key = (
-            params.max_model_len,
-            params.block_size_tokens,
+            deployment.engine,
+            deployment.max_request_tokens,
+            deployment.kv_block_tokens,
+            None if deployment.engine == "vllm" else deployment.max_step_tokens,  # others refuse prompts by it
             model.table.request_fixed_s,
             model.table.request_s_per_input_token,
         )
@@ -105,10 +107,11 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
         if captured not in limits:  # bounds of the largest settings hold for all
             limits[captured] = bounds(
                 packs[key],
-                model.table,
+                idle_ranks(model.table, num_ranks(deployment)),
                 search.promise,
                 rule,
-                knows_prefix=search.workload.prefix is not None and params.enable_prefix_caching,
+                knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
+                num_ranks=deployment.parallelism.data_parallel_size,
             )
         family.bounds.append(limits[captured])
     return family
@@ -225,20 +228,20 @@ def _same_schedule(shape: Shape, load: Load, bound: Bounds, earlier: Sequence[Re
 
 def _suffices(shape: Shape, load: Load, other: Result, demand: Demand) -> bool:
     """Whether a shape would have run exactly as another one did."""
-    params, others = shape.deployment.vllm_params, other.shape.deployment.vllm_params
+    mine, theirs = shape.deployment, other.shape.deployment
     memory, other_memory = shape.memory, other.shape.memory
-    if memory is None or other_memory is None:
+    if memory is None or other_memory is None or schedule_key(mine.params) != schedule_key(theirs.params):
         return False
     limits = [
-        (params.max_num_seqs, others.max_num_seqs, demand.num_seqs),
-        (params.max_num_batched_tokens, others.max_num_batched_tokens, demand.num_batched_tokens),
+        (mine.max_rows, theirs.max_rows, demand.num_seqs),
+        (mine.max_step_tokens, theirs.max_step_tokens, demand.num_batched_tokens),
         (memory.num_kv_blocks, other_memory.num_kv_blocks, demand.num_kv_blocks),
     ]
-    if load.workload.prefix is not None and params.enable_prefix_caching:
+    if load.workload.prefix is not None and caches_prefixes(mine):
         # the size of the pool decides what the cache still holds
         limits[2] = (memory.num_kv_blocks, other_memory.num_kv_blocks, None)
-    for mine, theirs, needed in limits:
-        if mine != theirs and (needed is None or needed > mine):
+    for limit, other_limit, needed in limits:
+        if limit != other_limit and (needed is None or needed > limit):
             return False
     return _same_times(load.step_model.table, other.load.step_model.table, demand)
 

@@ -163,7 +163,7 @@ def observe(log: RequestLog, table: StepTable, deployment: Deployment) -> Run:
     Parameters
     ----------
     log : RequestLog
-        Of a simulated run.
+        Of a simulated run; ``replica`` numbers what schedules on its own, so data parallel ranks where there are any.
     table : StepTable
         That it was simulated with.
     deployment : Deployment

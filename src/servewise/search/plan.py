@@ -16,6 +16,7 @@ from servewise.search.explanation import explained
 from servewise.search.families import Family, Point, Result, families, least_cost, least_hopeless, search_family
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
+from servewise.search.operation import autoscaling, failure
 from servewise.search.shapes import Shape, enumerate_shapes
 from servewise.sim import is_compiled
 from servewise.types import Candidate, Candidates, Explanation, Plan, Search, best_of_each
@@ -59,11 +60,17 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
     shapes = enumerate_shapes(search)
     results: list[Result] = []
     complete, explanation = True, None
+    broken_down, following = None, None
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         try:
             _search_all(search, shapes, pool, tell, results, prune=prune)
             _detail_best(search, pool, tell, results)
             explanation = _assure_best(search, pool, tell, results)
+            tell("operation", 0, 1)
+            best = _winner(results)
+            if best is not None:
+                broken_down, following = failure(search, best), autoscaling(search, best)
+            tell("operation", 1, 1)
         except KeyboardInterrupt:  # what was found is worth keeping
             pool.shutdown(cancel_futures=True)
             complete = False
@@ -87,6 +94,8 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         wall_s=time.perf_counter() - started,
         complete=complete,
         explanation=explanation,
+        failure=broken_down,
+        autoscaling=following,
     )
 
 
@@ -132,6 +141,13 @@ def _assure_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
         results[place[candidate.index]] = replace(results[place[candidate.index]], candidate=candidate)
         tell("assurance", done, len(chosen))
     return explanation
+
+
+def _winner(results: Sequence[Result]) -> Result | None:
+    """The result that ranks first."""
+    candidates = {result.candidate.index: result for result in results}
+    ranking = _ranking([result.candidate for result in results])
+    return candidates[ranking[0]] if ranking else None
 
 
 def _not_searched(shape: Shape) -> Candidate:

@@ -2,21 +2,32 @@
 
 from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
+from servewise.sim.cluster import ClusterRun, Life, simulate_cluster
 from servewise.sim.disaggregated import pack_disaggregated, simulate_disaggregated
-from servewise.sim.outcome import Outcome, to_log
+from servewise.sim.drivers import caches_prefixes
+from servewise.sim.memory_use import memory_use
+from servewise.sim.outcome import Outcome, schedulers, to_log
 from servewise.sim.pack import Packed
 from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
+from servewise.sim.task import num_ranks
 
 __all__ = [
     "MAX_PREFIX_AWARE_REPLICAS",
+    "ClusterRun",
+    "Life",
     "Outcome",
     "Packed",
+    "caches_prefixes",
     "is_compiled",
+    "memory_use",
+    "num_ranks",
     "pack_disaggregated",
     "pack_requests",
     "run",
+    "schedulers",
     "simulate",
     "simulate_closed_loop",
+    "simulate_cluster",
     "simulate_disaggregated",
     "to_log",
 ]

@@ -16,7 +16,7 @@ from servewise.sim.drivers import driver_of
 from servewise.sim.drivers.base import plain_engine
 from servewise.sim.outcome import Outcome
 from servewise.sim.pack import Packed, pack_accepted, pack_times
-from servewise.sim.run import ROUTERS
+from servewise.sim.task import ROUTERS
 from servewise.types import (
     Deployment,
     EngineName,
@@ -152,7 +152,7 @@ def pack_disaggregated(workload: Workload, deployment: Deployment, step_model: S
     """Requests as a disaggregated deployment sees them; ``step_model`` is that of its prefill pool."""
     sender = deployment.pool("prefill")
     accepts = driver_of(sender).accepts(workload, sender)
-    return pack_accepted(workload, sender, step_model.table, accepts=accepts, knows_prefixes=False)
+    return pack_accepted(workload, sender, step_model.table, accepts=accepts)
 
 
 def _check(
@@ -316,6 +316,22 @@ def _queues(task: _Task) -> tuple[layout.Requests, layout.Replica]:
     return requests, fronts
 
 
+def _routing(task: _Task, replica_of: NDArray[np.int32]) -> fleet.Routing:
+    """The fleet's router, which knows neither prefixes nor conversations."""
+    num_groups = task.deployment.num_replicas
+    return fleet.Routing(
+        router=ROUTERS[task.deployment.router],
+        replica_of=replica_of,
+        in_flight=np.zeros(num_groups, np.int64),
+        serving=np.full(num_groups, fleet.UP, np.int8),
+        seen=np.zeros(0, np.int64),
+        prompt_nodes=task.packed.prompt_nodes,
+        session=np.zeros(0, np.int64),
+        home=np.zeros(0, np.int32),
+        pointer=np.zeros(1, np.int64),
+    )
+
+
 def _run_once(task: _Task, num_gaps: int, num_rows: int) -> tuple[int, Outcome]:
     packed, num_groups, engine = task.packed, task.deployment.num_replicas, task.decode.engine
     requests, fronts = _queues(task)
@@ -347,11 +363,7 @@ def _run_once(task: _Task, num_gaps: int, num_rows: int) -> tuple[int, Outcome]:
         prefix,
         recorder,
         state,
-        ROUTERS[task.deployment.router],
-        replica_of,
-        np.zeros(num_groups, np.int64),
-        np.zeros(0, np.int64),
-        packed.prompt_nodes,
+        _routing(task, replica_of),
     )
     num_bad = int(fronts.ints[:, layout.NUM_BAD].sum())
     return status, Outcome(
@@ -360,6 +372,7 @@ def _run_once(task: _Task, num_gaps: int, num_rows: int) -> tuple[int, Outcome]:
         packed=replace(packed, requests=requests),
         outputs=outputs,
         replica_of=replica_of,
+        scheduler_of=replica_of,
         counters=state.ints[:, : layout.NUM_INTS],
         times=state.floats[:, : layout.NUM_FLOATS],
         recorder=recorder,

@@ -11,7 +11,7 @@ from servewise.kernel import layout
 from servewise.sim.pack import Packed
 from servewise.types import ItlSegments, RequestLog, RequestStatus, Timeline, Workload
 
-__all__ = ["Outcome", "to_log"]
+__all__ = ["Outcome", "gaps_of", "schedulers", "to_log"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class Outcome:
     packed : Packed
     outputs : layout.Outputs
     replica_of : int32 array, shape (num_accepted,)
+    scheduler_of : int32 array, shape (num_accepted,)
+        Data parallel rank, those of the first replica first; the replica where it has no ranks.
     counters : int64 array, shape (num_replicas, layout.NUM_INTS)
     times : float64 array, shape (num_replicas, layout.NUM_FLOATS)
         Of every rank of a replica, one after the other, where a replica has several.
@@ -39,6 +41,7 @@ class Outcome:
     packed: Packed
     outputs: layout.Outputs
     replica_of: NDArray[np.int32]
+    scheduler_of: NDArray[np.int32]
     counters: NDArray[np.int64]
     times: NDArray[np.float64]
     recorder: layout.Recorder
@@ -126,12 +129,20 @@ def to_log(workload: Workload, outcome: Outcome) -> RequestLog:
         num_preemptions=counts(outcome.outputs.preemptions),
         replica=counts(outcome.replica_of, -1),
         status=status,
-        itl=_gaps(outcome.recorder),
+        itl=gaps_of(outcome.recorder),
         timeline=_timeline(outcome),
     )
 
 
-def _gaps(recorder: layout.Recorder) -> ItlSegments | None:
+def schedulers(workload: Workload, outcome: Outcome) -> NDArray[np.int64]:
+    """Data parallel rank (or replica) that served each request of a workload; -1 for those that were rejected."""
+    full = np.full(workload.num_requests, -1, np.int64)
+    full[slice(None) if outcome.packed.accepted is None else outcome.packed.accepted] = outcome.scheduler_of
+    return full
+
+
+def gaps_of(recorder: layout.Recorder) -> ItlSegments | None:
+    """Gaps between tokens that were recorded; None when none were to be."""
     if recorder.gaps.shape[1] == 0:
         return None
     rows = np.concatenate([recorder.gaps[i, : recorder.counts[i, 0]] for i in range(len(recorder.gaps))])

@@ -11,7 +11,7 @@ from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.types import Deployment, PrefixBlocks, StepTable, Workload
 
-__all__ = ["Packed", "pack_accepted", "pack_times"]
+__all__ = ["Packed", "pack_accepted", "pack_times", "select_prefix"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class Packed:
         See ``layout.new_prefix``.
     prompt_nodes : int64 array
         Nodes of each request that lie within its prompt.
+    session : int64 array or None
+        Conversation of each request, numbered from 0; None when unknown.
     """
 
     requests: layout.Requests
@@ -46,6 +48,7 @@ class Packed:
     num_shared: int
     names_output: bool
     prompt_nodes: NDArray[np.int64]
+    session: NDArray[np.int64] | None
 
 
 def pack_times(table: StepTable) -> layout.Times:
@@ -76,14 +79,7 @@ def pack_times(table: StepTable) -> layout.Times:
     )
 
 
-def pack_accepted(
-    workload: Workload,
-    deployment: Deployment,
-    table: StepTable,
-    *,
-    accepts: NDArray[np.bool_],
-    knows_prefixes: bool,
-) -> Packed:
+def pack_accepted(workload: Workload, deployment: Deployment, table: StepTable, accepts: NDArray[np.bool_]) -> Packed:
     """Requests and prefix nodes as the engine sees them.
 
     Prompts that leave no room for a token are rejected, and those that the engine does not accept. Outputs are cut
@@ -92,7 +88,7 @@ def pack_accepted(
     room = deployment.max_request_tokens - workload.input_tokens
     fits = (room >= 1) & accepts
     accepted: NDArray[np.int64] | None = None
-    prefix = workload.prefix if knows_prefixes else None
+    prefix = workload.prefix
     arrival, inputs, outputs, declared = (
         workload.arrival_s,
         workload.input_tokens,
@@ -103,7 +99,7 @@ def pack_accepted(
         accepted = np.flatnonzero(fits)
         arrival = arrival[accepted]
         inputs, outputs, declared, room = (a[accepted] for a in (inputs, outputs, declared, room))
-        prefix = None if prefix is None else _select(prefix, accepted)
+        prefix = None if prefix is None else select_prefix(prefix, accepted)
     outputs = np.minimum(outputs, room)
     by_length = (outputs >= declared) | (outputs == room)
     requests = layout.Requests(
@@ -127,17 +123,26 @@ def pack_accepted(
         num_shared=num_shared,
         names_output=bool(np.any(listed * node_tokens > inputs)),
         prompt_nodes=np.minimum(listed, inputs // node_tokens),
+        session=_numbered(workload.session, accepted),
     )
 
 
-def _select(prefix: PrefixBlocks, chosen: NDArray[np.int64]) -> PrefixBlocks:
-    """Keep some rows of a CSR table."""
-    lengths = np.diff(prefix.offsets)
-    keep = np.zeros(len(lengths), bool)
-    keep[chosen] = True
+def _numbered(session: NDArray[np.int64] | None, accepted: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """Conversations of the accepted requests, numbered from 0."""
+    if session is None:
+        return None
+    _, numbers = np.unique(session if accepted is None else session[accepted], return_inverse=True)
+    return np.asarray(numbers, np.int64)
+
+
+def select_prefix(prefix: PrefixBlocks, chosen: NDArray[np.int64]) -> PrefixBlocks:
+    """The given rows of a CSR table, in the given order; a row may come several times."""
+    lengths = np.diff(prefix.offsets)[chosen]
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.repeat(prefix.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
     return PrefixBlocks(
-        offsets=np.concatenate(([0], np.cumsum(lengths[chosen]))),
-        ids=prefix.ids[np.repeat(keep, lengths)],
+        offsets=offsets,
+        ids=prefix.ids[places],
         num_ids=prefix.num_ids,
         block_size_tokens=prefix.block_size_tokens,
     )

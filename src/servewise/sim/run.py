@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from servewise.errors import InputError, SimulationError
+from servewise.errors import InputError
 from servewise.kernel import fleet, layout
 from servewise.sim.check import check
 from servewise.sim.drivers import driver_of, routes_by_kv_use
 from servewise.sim.outcome import Outcome, to_log
 from servewise.sim.pack import Packed, pack_accepted, pack_times
-from servewise.types import Deployment, MemoryReport, Promise, RequestLog, StepModel, StepTable, VllmParams, Workload
+from servewise.sim.task import ROUTERS, Arrays, Task, completed, num_engines, num_ranks
+from servewise.types import Deployment, MemoryReport, Promise, RequestLog, StepModel, StepTable, Workload
 
 __all__ = ["pack_requests", "run", "simulate", "simulate_closed_loop"]
-
-ROUTERS = {
-    "round_robin": fleet.ROUND_ROBIN,
-    "least_requests": fleet.LEAST_REQUESTS,
-    "prefix_aware": fleet.PREFIX_AWARE,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """The kernel's input; ``concurrency`` is 0 in an open loop.
-
-    ``ranks`` of every replica are in lock step; ``kv_aware`` is the form of the score by which a replica chooses one.
-    """
-
-    packed: Packed
-    deployment: Deployment
-    memory: MemoryReport
-    engine: layout.Engine
-    times: layout.Times
-    limits: layout.Limits
-    router: int
-    record_itl: bool
-    num_samples: int
-    sample_every_s: float
-    concurrency: int = 0
-    ranks: int = 1
-    kv_aware: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """What the kernel leaves behind; ``fleet`` has a row for every rank of every replica."""
-
-    fleet: layout.Replica
-    requests: layout.Requests
-    outputs: layout.Outputs
-    replica_of: NDArray[np.int32]
-    recorder: layout.Recorder
 
 
 def simulate(
@@ -70,7 +31,7 @@ def simulate(
     num_samples: int = 0,
     fast_forward: bool = True,
 ) -> Outcome:
-    """Simulate a fleet of vLLM, SGLang or TensorRT-LLM on a workload.
+    """Simulate a fleet of vLLM, SGLang, TensorRT-LLM or TGI on a workload.
 
     Data parallel ranks of vLLM run in lock step behind the engine's own router (docs/vllm-scheduler.md). Of other
     engines' ranks one is simulated: give it its share of the workload.
@@ -104,7 +65,7 @@ def simulate(
     if packed is None:
         packed = pack_requests(workload, deployment, step_model.table)
     joint = promise or Promise()
-    task = _Task(
+    task = Task(
         packed=packed,
         deployment=deployment,
         memory=memory,
@@ -123,6 +84,7 @@ def simulate(
         record_itl=record_itl,
         num_samples=num_samples,
         sample_every_s=max(workload.span_s, 1.0) / max(num_samples, 1),
+        num_slots=deployment.num_replicas * num_engines(deployment),
         ranks=ranks,
         kv_aware=routes_by_kv_use(deployment),
     )
@@ -188,7 +150,7 @@ def simulate_closed_loop(
     # a request that ended by a stop token has a row in one more step, beside the one that follows it
     in_flight = concurrency if packed.requests.by_length.all() else 2 * concurrency
     check(deployment, step_model, memory, num_rows=min(deployment.max_rows, in_flight))
-    task = _Task(
+    task = Task(
         packed=replace(packed, requests=packed.requests._replace(think=think_s)),
         deployment=deployment,
         memory=memory,
@@ -206,116 +168,48 @@ def simulate_closed_loop(
     return _outcome(task, knows_prefix=workload.prefix is not None)
 
 
-def num_ranks(deployment: Deployment) -> int:
-    """Ranks of a replica that are simulated in lock step: vLLM's data parallel ranks, one of any other engine."""
-    return deployment.parallelism.data_parallel_size if isinstance(deployment.params, VllmParams) else 1
-
-
 def pack_requests(workload: Workload, deployment: Deployment, table: StepTable) -> Packed:
     """Requests and prefix nodes as the deployment's engine sees them, see ``pack.pack_accepted``."""
-    driver = driver_of(deployment)
-    accepts = driver.accepts(workload, deployment)
-    return pack_accepted(workload, deployment, table, accepts=accepts, knows_prefixes=driver.knows_prefixes)
+    accepts = driver_of(deployment).accepts(workload, deployment)
+    return pack_accepted(workload, deployment, table, accepts)
 
 
-def _outcome(task: _Task, *, knows_prefix: bool) -> Outcome:
+def _whole_run(task: Task, state: Arrays) -> int:
+    """Let the kernel run a fleet that is there from the start to the end."""
+    state.fleet.ints[:, layout.QUEUE_END] = min(task.concurrency, len(state.requests.arrival))
+    return fleet.run_fleet(
+        state.fleet,
+        state.requests,
+        state.outputs,
+        task.times,
+        task.engine,
+        task.limits,
+        state.prefix,
+        state.recorder,
+        state.driver,
+        state.routing,
+    )
+
+
+def _outcome(task: Task, *, knows_prefix: bool) -> Outcome:
     """Run a task and unpack its end."""
-    deployment, memory = task.deployment, task.memory
-    status = layout.PREEMPTED
-    if task.engine.caching and not knows_prefix:
-        # where nothing is known to be shared, the cache serves only requests that return from a preemption
-        without = task.engine._replace(caching=0, stop_at_preemption=1)
-        status, end = _run_until_it_fits(replace(task, engine=without))
-    if status == layout.PREEMPTED:
-        status, end = _run_until_it_fits(task)
-    if status == layout.STUCK:
-        raise SimulationError(
-            f"a request can never be admitted: {memory.num_kv_blocks} blocks of {memory.block_size_tokens} "
-            f"tokens hold less than max_model_len {deployment.max_request_tokens} needs"
-        )
-    num_bad = int(end.fleet.ints[:, layout.NUM_BAD].sum())
+    end = completed(task, _whole_run, knows_prefix=knows_prefix)
+    group = end.driver if isinstance(end.driver, layout.Ranks) else None
+    replicas = end.fleet if group is None else group.replicas
+    sent_to = end.routing.replica_of
+    num_bad = int(replicas.ints[:, layout.NUM_BAD].sum())
     return Outcome(
         broken=num_bad > task.limits.max_bad,
         num_bad=num_bad + task.packed.num_rejected,
         packed=replace(task.packed, requests=end.requests),
         outputs=end.outputs,
-        replica_of=end.replica_of,
-        counters=end.fleet.ints,
-        times=end.fleet.floats,
+        replica_of=np.asarray(sent_to // num_engines(task.deployment), np.int32),
+        scheduler_of=sent_to * group.size + group.rank_of if group is not None else sent_to,
+        counters=replicas.ints,
+        times=replicas.floats,
         recorder=end.recorder,
-        num_kv_blocks=memory.num_kv_blocks,
+        num_kv_blocks=task.memory.num_kv_blocks,
     )
-
-
-def _run_until_it_fits(task: _Task) -> tuple[int, _End]:
-    """Run with buffers of a likely size, and again with larger ones as long as they overflow."""
-    packed = task.packed
-    busiest = np.sort(np.diff(packed.node_offsets))[-task.engine.max_num_seqs :]
-    num_entries = 2 * int(busiest.sum()) + 16 * task.engine.max_num_seqs
-    num_gaps = 8 * (len(packed.requests.arrival) // task.deployment.num_replicas + 64) if task.record_itl else 0
-    num_rows = 3 * task.num_samples  # of the timeline, which goes on after the last arrival
-    while True:
-        status, end = _run_once(task, num_entries, num_gaps, num_rows)
-        if status != layout.OVERFLOW:
-            return status, end
-        num_entries *= 2
-        num_gaps *= 2
-        num_rows *= 2
-
-
-def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tuple[int, _End]:
-    packed, engine, num_replicas = task.packed, task.engine, task.deployment.num_replicas
-    num_requests = len(packed.requests.arrival)
-    by_turns = task.router == fleet.ROUND_ROBIN
-    room = -(-num_requests // num_replicas) if by_turns else num_requests
-    requests = packed.requests
-    if task.concurrency:  # the kernel writes the arrivals, of every run anew
-        at_once = np.arange(num_requests) < task.concurrency
-        requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
-    replicas = layout.new_fleet(engine, requests, num_replicas, room, not by_turns)
-    group = None
-    if task.ranks > 1:
-        group = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware)
-    driver = group
-    if group is None:
-        driver = driver_of(task.deployment).driver(packed, task.deployment, engine, task.memory)
-    end = _End(
-        requests=requests,
-        fleet=replicas if group is None else group.replicas,
-        outputs=layout.new_outputs(num_requests),
-        replica_of=np.zeros(num_requests, np.int32),
-        recorder=layout.new_recorder(num_replicas * task.ranks, num_gaps, num_rows, task.sample_every_s),
-    )
-    if not driver_of(task.deployment).knows_prefixes:
-        end.outputs.cached[:] = -1  # unknown
-    replicas.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
-    prefix = layout.new_prefix(
-        engine,
-        num_replicas * task.ranks,
-        packed.node_offsets,
-        packed.nodes,
-        packed.span_shift,
-        packed.num_shared,
-        packed.names_output,
-        num_entries,
-    )
-    status = fleet.run_fleet(
-        replicas,
-        requests,
-        end.outputs,
-        task.times,
-        engine,
-        task.limits,
-        prefix,
-        end.recorder,
-        driver,
-        task.router,
-        end.replica_of,
-        np.zeros(num_replicas, np.int64),
-        np.zeros(packed.num_shared if task.router == fleet.PREFIX_AWARE else 0, np.int64),
-        packed.prompt_nodes,
-    )
-    return status, end
 
 
 def run(

@@ -13,11 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from servewise.types import (
+    Autoscaling,
     Budget,
     CandidateStatus,
     Caveat,
     Effort,
     EngineName,
+    EngineParams,
+    Failure,
     GpuSpec,
     KvPrecision,
     LoadPoint,
@@ -29,7 +32,6 @@ from servewise.types import (
     Router,
     SafetyMargin,
     Verdict,
-    VllmParams,
     WeightPrecision,
 )
 
@@ -97,9 +99,10 @@ class DeploymentDocument(_Document):
     pipeline_parallel_size: int
     data_parallel_size: int
     expert_parallel_size: int
+    expert_all_to_all: bool
     num_replicas: int
     router: Router
-    params: VllmParams
+    params: EngineParams
 
 
 class MemoryDocument(_Document):
@@ -297,6 +300,8 @@ class PlanDocument(_Document):
     wall_s: float
     complete: bool
     explanation: ExplanationDocument | None = None
+    failure: Failure | None = None
+    autoscaling: Autoscaling | None = None
 
 
 def plan_json_schema() -> dict[str, Any]:

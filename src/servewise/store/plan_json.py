@@ -167,6 +167,8 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         wall_s=plan.wall_s,
         complete=plan.complete,
         explanation=why,
+        failure=plan.failure,
+        autoscaling=plan.autoscaling,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -214,6 +216,8 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         wall_s=parsed.wall_s,
         complete=parsed.complete,
         explanation=None if parsed.explanation is None else explanation_of(parsed.explanation, parsed.provenance),
+        failure=parsed.failure,
+        autoscaling=parsed.autoscaling,
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta
@@ -318,11 +322,12 @@ def _deployment_document(deployment: Deployment) -> DeploymentDocument:
         pipeline_parallel_size=deployment.parallelism.pipeline_parallel_size,
         data_parallel_size=deployment.parallelism.data_parallel_size,
         expert_parallel_size=deployment.parallelism.expert_parallel_size,
+        expert_all_to_all=deployment.parallelism.expert_all_to_all,
         engine=deployment.engine,
         engine_version=deployment.engine_version,
         num_replicas=deployment.num_replicas,
         router=deployment.router,
-        params=deployment.vllm_params,
+        params=deployment.params,
     )
 
 
@@ -370,6 +375,7 @@ def _deployment(document: DeploymentDocument, parsed: PlanDocument) -> Deploymen
             pipeline_parallel_size=document.pipeline_parallel_size,
             data_parallel_size=document.data_parallel_size,
             expert_parallel_size=document.expert_parallel_size,
+            expert_all_to_all=document.expert_all_to_all,
         ),
         params=document.params,
         num_replicas=document.num_replicas,

@@ -9,7 +9,10 @@ from servewise.types.assurance import (
     SafetyMargin,
     Verdict,
 )
+from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
+    BaselineParams,
+    CapacitySchedulerPolicy,
     CudagraphMode,
     Deployment,
     Disaggregation,
@@ -24,6 +27,7 @@ from servewise.types.deployment import (
     Role,
     Router,
     SglangParams,
+    TgiParams,
     TrtllmParams,
     VllmParams,
 )
@@ -32,6 +36,7 @@ from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
+from servewise.types.operation import Autoscaling, Failure, Outage
 from servewise.types.perf import MemoryReport, StepModel, StepTable
 from servewise.types.plan import (
     Budget,
@@ -55,13 +60,17 @@ __all__ = [
     "VERY_LIKELY_FRAC",
     "Assurance",
     "AttentionKind",
+    "Autoscaling",
+    "BaselineParams",
     "Breakdown",
     "Budget",
     "Candidate",
     "CandidateStatus",
     "Candidates",
+    "CapacitySchedulerPolicy",
     "Caveat",
     "CaveatKind",
+    "Comparison",
     "Cost",
     "CudagraphMode",
     "Deployment",
@@ -71,6 +80,7 @@ __all__ = [
     "EngineParams",
     "Estimate",
     "Explanation",
+    "Failure",
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
@@ -86,9 +96,11 @@ __all__ = [
     "MeanEstimate",
     "MeasuredRuns",
     "MemoryReport",
+    "MemoryUse",
     "Metric",
     "ModelSpec",
     "MoeSpec",
+    "Outage",
     "Parallelism",
     "Part",
     "PercentileLimit",
@@ -108,7 +120,9 @@ __all__ = [
     "SglangParams",
     "StepModel",
     "StepTable",
+    "StrategyResult",
     "Summary",
+    "TgiParams",
     "Timeline",
     "TrtllmParams",
     "Verdict",

@@ -11,6 +11,8 @@ from servewise.types.kv_link import KvLink
 from servewise.types.model import ModelSpec, WeightPrecision
 
 __all__ = [
+    "BaselineParams",
+    "CapacitySchedulerPolicy",
     "CudagraphMode",
     "Deployment",
     "Disaggregation",
@@ -25,14 +27,18 @@ __all__ = [
     "Role",
     "Router",
     "SglangParams",
+    "TgiParams",
     "TrtllmParams",
     "VllmParams",
 ]
 
+CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp", "tgi", "static", "orca", "sarathi"]
+"""The last three are the textbook baselines of docs/baseline-schedulers.md."""
 KvPrecision = Literal["bf16", "fp8"]
-Router = Literal["round_robin", "least_requests", "prefix_aware"]
+Router = Literal["round_robin", "least_requests", "prefix_aware", "session_sticky"]
+"""``session_sticky`` sends a conversation to the replica that had its last turn, a new one to the least loaded."""
 GroupRouter = Literal["round_robin", "least_requests"]
 Role = Literal["prefill", "decode"]
 
@@ -59,12 +65,16 @@ class Parallelism:
     expert_parallel_size : int
         Groups that the experts are divided among; each expert is split over the remaining
         ``tensor_parallel_size * data_parallel_size / expert_parallel_size`` GPUs.
+    expert_all_to_all : bool
+        Whether data parallel ranks send tokens to their experts alone (DeepEP and the like), instead of gathering all
+        tokens on all ranks.
     """
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    expert_all_to_all: bool = False
 
     @property
     def num_gpus(self) -> int:
@@ -108,6 +118,7 @@ class TrtllmParams:
     ``cuda_graph_padding`` is ``cuda_graph_config.enable_padding``, ``cuda_graph_max_batch_size`` its
     ``max_batch_size``. While something runs, prompts wait for a batch of ``batch_wait_max_tokens_ratio`` times
     ``max_num_tokens``, at most ``batch_wait_timeout_iters`` steps (0: they do not wait).
+    ``capacity_scheduler_policy`` is that of ``scheduler_config``, ``enable_block_reuse`` that of ``kv_cache_config``.
     """
 
     max_batch_size: int
@@ -120,6 +131,8 @@ class TrtllmParams:
     cuda_graph_max_batch_size: int
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
+    capacity_scheduler_policy: CapacitySchedulerPolicy = "GUARANTEED_NO_EVICT"
+    enable_block_reuse: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +146,61 @@ class LlamacppParams:
     kv_unified: bool
 
 
-EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineParams:
+    """Knobs of the textbook baselines ``static``, ``orca`` and ``sarathi``.
+
+    Parameters
+    ----------
+    max_batch_size : int
+        Requests that run at once.
+    max_seq_len : int [tokens]
+        Longest prompt and answer together; what ``static`` and ``orca`` set aside for every request.
+    memory_utilization : float
+        Share of the GPU's memory.
+    block_size_tokens : int
+    chunk_size : int [tokens]
+        Tokens of a step of ``sarathi``; 0 (``static``, ``orca``) computes prompts whole, however many.
+    max_wait_s : float [s]
+        How long the first request of a ``static`` batch waits for more.
+    """
+
+    max_batch_size: int
+    max_seq_len: int
+    memory_utilization: float
+    block_size_tokens: int
+    chunk_size: int = 0
+    max_wait_s: float = 0.0
+
+    @property
+    def blocks_of_slot(self) -> int:
+        """Blocks of ``max_seq_len`` tokens: what contiguous allocation sets aside for a request."""
+        return -(-self.max_seq_len // self.block_size_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiParams:
+    """TGI's own knobs, spelt as its launcher spells them.
+
+    ``block_size_tokens`` follows from the environment variable ``ATTENTION`` (see ``engines/tgi.py``),
+    ``prefix_caching``, ``prefill_chunking`` and ``wiggle_room`` are ``PREFIX_CACHING``, ``PREFILL_CHUNKING`` and
+    ``TGI_WIGGLE_ROOM``. The last two are looked at only without chunking.
+    """
+
+    max_concurrent_requests: int
+    max_batch_prefill_tokens: int
+    max_total_tokens: int
+    cuda_memory_fraction: float
+    wiggle_room: float
+    block_size_tokens: int
+    prefix_caching: bool
+    prefill_chunking: bool
+    cuda_graphs: tuple[int, ...]
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+
+
+EngineParams = VllmParams | SglangParams | TrtllmParams | LlamacppParams | TgiParams | BaselineParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +339,11 @@ class Deployment:
         match self.params:
             case VllmParams(max_num_seqs=rows) | SglangParams(max_running_requests=rows):
                 return rows
-            case TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows):
+            case (
+                TrtllmParams(max_batch_size=rows) | LlamacppParams(parallel=rows) | BaselineParams(max_batch_size=rows)
+            ):
+                return rows
+            case TgiParams(max_concurrent_requests=rows):
                 return rows
 
     @property
@@ -281,14 +352,24 @@ class Deployment:
         match self.params:
             case VllmParams(max_num_batched_tokens=tokens) | TrtllmParams(max_num_tokens=tokens):
                 return tokens
-            case SglangParams(max_prefill_tokens=tokens) | LlamacppParams(batch_size=tokens):
+            case SglangParams(chunked_prefill_size=chunk, max_prefill_tokens=tokens):
+                return chunk if chunk > 0 else tokens
+            case LlamacppParams(batch_size=tokens):
                 return tokens
+            case BaselineParams(chunk_size=chunk, max_batch_size=rows, max_seq_len=longest):
+                return chunk or rows * longest
+            case TgiParams() as tgi:  # the budget of new prompts is rounded up to whole blocks
+                return max(tgi.max_batch_prefill_tokens, tgi.max_concurrent_requests) + tgi.block_size_tokens - 1
 
     @property
     def max_request_tokens(self) -> int:
         """Longest prompt and answer together [tokens]."""
         match self.params:
-            case VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens):
+            case (
+                VllmParams(max_model_len=tokens) | TrtllmParams(max_seq_len=tokens) | BaselineParams(max_seq_len=tokens)
+            ):
+                return tokens
+            case TgiParams(max_total_tokens=tokens):
                 return tokens
             case SglangParams(context_length=tokens):
                 return tokens
@@ -301,7 +382,9 @@ class Deployment:
         match self.params:
             case VllmParams(block_size_tokens=tokens) | SglangParams(page_size=tokens):
                 return tokens
-            case TrtllmParams(tokens_per_block=tokens):
+            case TrtllmParams(tokens_per_block=tokens) | TgiParams(block_size_tokens=tokens):
+                return tokens
+            case BaselineParams(block_size_tokens=tokens):
                 return tokens
             case LlamacppParams():
                 return 1

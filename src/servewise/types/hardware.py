@@ -36,8 +36,12 @@ class GpuSpec:
         Scale-up bandwidth to other GPUs of a node, per GPU and direction (NVLink, or PCIe without it).
     link_kind : str
         ``nvlink``, ``pcie``, ``xgmi``, ``roce`` (Gaudi) or ``thunderbolt`` (Apple).
-    internode_bytes_per_s : float [bytes/s]
-        Per GPU and direction.
+    link_gpus : int
+        GPUs that this link joins: a node's, or those of a rack whose switches join its nodes.
+    nic_bytes_per_s : float [bytes/s]
+        A GPU's share of its node's network to other nodes, per direction.
+    nic_latency_s : float [s]
+        From the start of a small message between GPUs of two nodes to its arrival.
     gpus_per_node : int
     tdp_w : float [W]
     provenance : mapping of str to Provenance
@@ -53,7 +57,9 @@ class GpuSpec:
     peak_flops_per_s: Mapping[str, float]
     link_bytes_per_s: float
     link_kind: str
-    internode_bytes_per_s: float
+    link_gpus: int
+    nic_bytes_per_s: float
+    nic_latency_s: float
     gpus_per_node: int
     tdp_w: float
     provenance: Mapping[str, Provenance]

@@ -11,6 +11,7 @@ from servewise.types.deployment import Deployment, EngineName, Precision, Router
 from servewise.types.explanation import Explanation
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.model import ModelSpec
+from servewise.types.operation import Autoscaling, Failure
 from servewise.types.perf import MemoryReport
 from servewise.types.promise import Promise, Summary
 from servewise.types.workload import Workload
@@ -76,6 +77,8 @@ class Search:
     max_effort : Effort
     router : Router
     price_kind : PriceKind
+    start_up_s : float or None [s]
+        Until a replica that is started serves; None: as ``perf.start_up_s`` says.
     """
 
     workload: Workload
@@ -89,6 +92,7 @@ class Search:
     max_effort: Effort = "medium"
     router: Router = "round_robin"
     price_kind: PriceKind = "on_demand"
+    start_up_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +217,10 @@ class Plan:
         False when the search was interrupted: a better deployment may be among those not searched.
     explanation : Explanation or None
         Of the winner; None without one, or when the search was interrupted before.
+    failure : Failure or None
+        What the winner does when one of its replicas fails; None as above, and where all requests come at once.
+    autoscaling : Autoscaling or None
+        A fleet of the winner's replicas that follows the load; None as above, and where there is nothing to follow.
     """
 
     candidates: tuple[Candidate, ...]
@@ -226,6 +234,8 @@ class Plan:
     wall_s: float
     complete: bool = True
     explanation: Explanation | None = None
+    failure: Failure | None = None
+    autoscaling: Autoscaling | None = None
 
     @property
     def alternatives(self) -> tuple[int, ...]:

@@ -17,9 +17,8 @@ __all__ = ["SimDriver", "plain_engine"]
 class SimDriver(Protocol):
     """An engine's scheduler as the simulator sees it: a stateless object in each file."""
 
-    @property
-    def knows_prefixes(self) -> bool:
-        """Whether its prefix cache is simulated."""
+    def caches_prefixes(self, deployment: Deployment) -> bool:
+        """Whether prompts may be served from a prefix cache that is simulated."""
         ...
 
     def check(self, deployment: Deployment, memory: MemoryReport) -> int:

@@ -19,7 +19,9 @@ __all__ = ["Vllm", "routes_by_kv_use"]
 class Vllm:
     """See ``servewise.kernel.vllm`` and ``servewise.kernel.ranks``."""
 
-    knows_prefixes = True
+    def caches_prefixes(self, deployment: Deployment) -> bool:
+        """As the parameter says."""
+        return deployment.vllm_params.enable_prefix_caching
 
     def check(self, deployment: Deployment, memory: MemoryReport) -> int:
         """Check what the kernel rests on."""

@@ -1,0 +1,147 @@
+"""Settings of each engine that the search tries, and what of them decides the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from servewise.engines import sglang, trtllm, vllm
+from servewise.types import (
+    EngineName,
+    EngineParams,
+    GpuSpec,
+    ModelSpec,
+    Parallelism,
+    SglangParams,
+    TrtllmParams,
+    VllmParams,
+)
+
+__all__ = ["NUM_SEQS", "STEP_TOKENS", "default_version", "schedule_key", "settings"]
+
+NUM_SEQS = (1024, 256, 64)
+"""Most requests at once that are tried, the largest first: among settings that behave alike the first is kept."""
+
+STEP_TOKENS = (16384, 8192, 2048)
+"""Most tokens of a step that are tried."""
+
+GRID = tuple((rows, tokens) for rows in NUM_SEQS for tokens in STEP_TOKENS if tokens >= rows)
+
+VERSIONS: Mapping[EngineName, Callable[[], str]] = {
+    "vllm": vllm.default_version,
+    "sglang": sglang.default_version,
+    "tensorrt-llm": trtllm.default_version,
+}
+
+
+def default_version(engine: EngineName) -> str:
+    """Version of an engine that is planned for."""
+    return VERSIONS[engine]()
+
+
+def settings(
+    engine: EngineName, version: str, gpu: GpuSpec, model: ModelSpec, parallelism: Parallelism, context_tokens: int
+) -> tuple[EngineParams, ...]:
+    """Parameters to try, largest first; the rest as the engine's version has them.
+
+    TensorRT-LLM is given what its guides tune first: CUDA graphs with padding for every batch size it may run, and
+    chunked prefill where a whole context would not fit a step.
+
+    Parameters
+    ----------
+    engine : EngineName
+    version : str
+    gpu : GpuSpec
+    model : ModelSpec
+    parallelism : Parallelism
+        Of one replica.
+    context_tokens : int
+        Longest request to serve [tokens].
+
+    Sources
+    -------
+    https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/ (CUDA graphs, read 2026-11-29).
+    """
+    match engine:
+        case "vllm":
+            usual = vllm.default_params(version, gpu, model)
+            return tuple(
+                replace(usual, max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=context_tokens)
+                for rows, tokens in GRID
+            )
+        case "sglang":
+            tried = (_sglang(version, gpu, model, parallelism, context_tokens, rows, tokens) for rows, tokens in GRID)
+            # what SGLang keeps back for a large chunk may be more than a small GPU has
+            return tuple(params for params in tried if params.mem_fraction_static > 0.0)
+        case "tensorrt-llm":
+            usual_trt = trtllm.default_params(version, gpu, model)
+            return tuple(
+                replace(
+                    usual_trt,
+                    max_batch_size=rows,
+                    max_num_tokens=tokens,
+                    max_seq_len=context_tokens,
+                    enable_chunked_prefill=tokens < context_tokens,
+                    cuda_graph_padding=True,
+                    cuda_graph_max_batch_size=rows,
+                )
+                for rows, tokens in GRID
+            )
+        case _:
+            raise AssertionError(f"engine {engine} is not searched")  # config accepts no other
+
+
+def _sglang(
+    version: str,
+    gpu: GpuSpec,
+    model: ModelSpec,
+    parallelism: Parallelism,
+    context_tokens: int,
+    rows: int,
+    tokens: int,
+) -> SglangParams:
+    """SGLang sizes its memory by the chunk, so the share of memory is that for the chunk that is tried."""
+    usual = sglang.default_params(version, gpu, model, parallelism)
+    tried = replace(
+        usual,
+        max_running_requests=rows,
+        chunked_prefill_size=tokens,
+        max_prefill_tokens=max(tokens, usual.max_prefill_tokens),
+        context_length=context_tokens,
+        cuda_graph_max_bs=min(rows, usual.cuda_graph_max_bs),
+    )
+    fraction = sglang.mem_fraction_static(version, gpu, model, parallelism, tried)
+    return replace(
+        tried,
+        mem_fraction_static=fraction,
+        chunked_prefill_size=tokens // parallelism.data_parallel_size,
+    )
+
+
+# What of the parameters cannot change a schedule in which no limit ever held anything back, set alike. The share of
+# memory acts through the number of blocks, captured sizes through the step times: both are compared on their own.
+_UNBOUND: Mapping[type, Mapping[str, Any]] = {
+    VllmParams: {"max_num_seqs": 0, "max_num_batched_tokens": 0, "gpu_memory_utilization": 0.0},
+    SglangParams: {
+        "max_running_requests": 0,
+        "chunked_prefill_size": 0,
+        "max_prefill_tokens": 0,
+        "mem_fraction_static": 0.0,
+        "cuda_graph_max_bs": 0,
+    },
+    TrtllmParams: {
+        "max_batch_size": 0,
+        "max_num_tokens": 0,
+        "free_gpu_memory_fraction": 0.0,
+        "cuda_graph_max_batch_size": 0,
+    },
+}
+
+
+def schedule_key(params: EngineParams) -> EngineParams:
+    """The parameters without the limits on rows, tokens and memory.
+
+    Two deployments of a family with equal keys run alike where neither's limits ever hold anything back.
+    """
+    return replace(params, **_UNBOUND[type(params)])

@@ -1,0 +1,36 @@
+"""How one replica may be spread over the GPUs of a node."""
+
+from __future__ import annotations
+
+from servewise.engines import vllm
+from servewise.types import EngineName, GpuSpec, ModelSpec, Parallelism, WeightPrecision
+
+__all__ = ["spreads"]
+
+ATTENTION_RANKS: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
+"""Engines whose ranks may attend to their own requests and share the experts."""
+
+
+def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightPrecision) -> tuple[Parallelism, ...]:
+    """Spreads that are tried, in a fixed order.
+
+    Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
+    all GPUs of the replica.
+
+    Parameters
+    ----------
+    engine : EngineName
+    model : ModelSpec
+    gpu : GpuSpec
+    weights : WeightPrecision
+    """
+    tensor = vllm.supported_tensor_parallel_sizes(model, gpu, weights)
+    found = [Parallelism(tensor_parallel_size=size) for size in tensor]
+    if model.moe is not None and engine in ATTENTION_RANKS:
+        found += [
+            Parallelism(tensor_parallel_size=size, data_parallel_size=ranks, expert_parallel_size=size * ranks)
+            for size in tensor
+            for ranks in (2, 4, 8)
+            if size * ranks <= gpu.gpus_per_node and model.moe.num_experts % (size * ranks) == 0
+        ]
+    return tuple(found)
