@@ -2,7 +2,8 @@
 
 Llama-3.1-8B on one H100 replica of vLLM. The Azure conversation trace, repeated to a million requests, at 50%
 and 80% of the replica's capacity and in an overload that preempts; the Mooncake conversation trace, whose
-requests share prefixes, at 80% with prefix caching on. The traces are read from the development data where there
+requests share prefixes, at 80% with prefix caching on; the Azure trace on a group of one prefill and two decode
+instances at 80% of its capacity. The traces are read from the development data where there
 are, and drawn from the built-in profiles of the same name otherwise.
 
 Every figure is process CPU time of ``sim.simulate`` from the workload on (packing included), with compiled code
@@ -22,9 +23,18 @@ import numpy as np
 from servewise import perf
 from servewise.catalog import get_gpu, get_model
 from servewise.engines import vllm
-from servewise.sim import Outcome, simulate
+from servewise.sim import Outcome, simulate, simulate_disaggregated
 from servewise.traffic import load_profile, read_trace
-from servewise.types import Deployment, MemoryReport, Parallelism, Precision, StepModel, Workload
+from servewise.types import (
+    Deployment,
+    Disaggregation,
+    InstancePool,
+    MemoryReport,
+    Parallelism,
+    Precision,
+    StepModel,
+    Workload,
+)
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 NUM_REQUESTS = 1_000_000
@@ -46,7 +56,23 @@ class Served:
 
     def run(self, workload: Workload) -> Outcome:
         """What the benchmark times."""
+        if self.deployment.disaggregation is not None:
+            models = {"prefill": self.step_model, "decode": self.step_model}
+            memories = {"prefill": self.memory, "decode": self.memory}
+            return simulate_disaggregated(workload, self.deployment, models, memories)  # type: ignore[arg-type]
         return simulate(workload, self.deployment, self.step_model, self.memory)
+
+
+def apart(served: Served, num_prefill: int, num_decode: int) -> Served:
+    """The same instances in two roles, in one node."""
+    alone = served.deployment
+    pools = [
+        InstancePool(gpu=alone.gpu, parallelism=alone.parallelism, params=alone.params, num_instances=number)
+        for number in (num_prefill, num_decode)
+    ]
+    link = perf.kv_link(alone, alone, num_prefill, num_decode)
+    found = Disaggregation(prefill=pools[0], decode=pools[1], link=link, router="least_requests")
+    return replace(served, deployment=replace(alone, disaggregation=found))
 
 
 def serve(max_model_len: int, *, caching: bool) -> Served:
@@ -159,9 +185,14 @@ def main() -> None:
         f"{prefix_source}: {prefix_speed:,.0f} requests per CPU second at {0.8 * prefix_capacity:.2f} rps; "
         f"{hit_frac:.1%} of prompt tokens cached, {outcome.num_preemptions:,} preemptions"
     )
+    group = apart(served, 1, 2)
+    group_capacity = capacity_rps(group, repeated(azure, NUM_CAPACITY_REQUESTS))
+    group_speed, _ = measure(group, at_rate(million, 0.8 * group_capacity))
+    print(f"one prefill and two decode instances: {group_speed:,.0f} at {0.8 * group_capacity:.1f} rps")
     print(
         json.dumps(
             {
+                "requests_per_cpu_s_disaggregated": round(group_speed),
                 "requests_per_cpu_s": round(min(by_load.values())),
                 "by_load": {name: round(value) for name, value in by_load.items()},
                 "requests_per_cpu_s_prefix": round(prefix_speed),

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks import throughput_tgi
 from benchmarks.accuracy_page import ServingResults, serving_section
+from benchmarks.disaggregated import disaggregated_section
 from benchmarks.serving_fit import fit_rows, linearize, predict, prepare
 from benchmarks.serving_rows import place, read_rows
 from benchmarks.serving_shipped import shipped_overheads
@@ -130,6 +131,7 @@ def main(data: Path, docs: Path) -> None:
     page = INTRODUCTION + serving_section(serving_results(data / "measured" / "silicon_serving.csv"))
     page += memory_section(data) + log_section(data) + throughput_section(data)
     page += throughput_tgi.accuracy_section(data / "measured")
+    page += "\n" + disaggregated_section(data / "measured" / "dstack_pd_ratio.csv")
     (docs / "accuracy.md").write_text(page, encoding="utf-8")
 
 

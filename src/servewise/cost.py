@@ -7,15 +7,15 @@ A cost per token is never given without its load: ``at_load`` is this fleet unde
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from servewise.errors import InputError
-from servewise.types import Cost, GpuOffer, Summary
+from servewise.types import Cost, Deployment, GpuOffer, InstancePool, Summary
 from servewise.units import HOURS_PER_MONTH
 
-__all__ = ["cost", "fleet_nodes"]
+__all__ = ["cost", "cost_of_groups", "fleet_nodes"]
 
 TOKENS_PER_MTOK = 1e6
 SECONDS_PER_HOUR = 3600.0
@@ -93,7 +93,57 @@ def cost(
     InputError
         As :func:`fleet_nodes`.
     """
-    rental = _cheapest(num_replicas, gpus_per_replica, offers)
+    return _cost(summary, _cheapest(num_replicas, gpus_per_replica, offers), capacity)
+
+
+def cost_of_groups(
+    summary: Summary, deployment: Deployment, offers: Mapping[str, Sequence[GpuOffer]], capacity: Summary | None = None
+) -> Cost:
+    """Cost of a disaggregated fleet under a load, at goodput.
+
+    A group whose link is a node's own is rented in one node. Otherwise each pool has nodes of its own, an instance
+    never spans nodes when one on offer is large enough, and both pools come from one provider.
+
+    Parameters
+    ----------
+    summary : Summary
+        Of the fleet under the workload.
+    deployment : Deployment
+        With ``disaggregation``.
+    offers : mapping of GPU name to sequence of GpuOffer
+        Of one price kind.
+    capacity : Summary or None
+        Of the same fleet at the highest load it keeps the promise at.
+
+    Returns
+    -------
+    Cost
+        As :func:`cost`; ``nodes`` are the prefill pool's, then the decode pool's.
+
+    Raises
+    ------
+    InputError
+        As :func:`fleet_nodes`, when the deployment is not disaggregated, no node holds a group that has to be in
+        one, or no provider has both GPUs.
+    """
+    found = deployment.disaggregation
+    if found is None:
+        raise InputError("the deployment is not disaggregated; use cost")
+    groups = deployment.num_replicas
+    if found.link.kind != "network":
+        own = offers.get(deployment.gpu.name, ())
+        rental = _cheapest(groups, deployment.gpus_per_replica, own)
+        if max(size for size, _ in rental.nodes) < deployment.gpus_per_replica:
+            raise InputError(
+                f"no node on offer holds the {deployment.gpus_per_replica} {deployment.gpu.name} of a group, whose "
+                f"link is {found.link.kind}; give it the network's"
+            )
+    else:
+        rental = _cheapest_pools(groups, (found.prefill, found.decode), offers)
+    return _cost(summary, rental, capacity)
+
+
+def _cost(summary: Summary, rental: _Rental, capacity: Summary | None) -> Cost:
     usd_per_h = float(rental.price)
     capacity_output, capacity_total = math.nan, math.nan
     if capacity is not None:
@@ -125,6 +175,42 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def _cheapest(num_replicas: int, gpus_per_replica: int, offers: Sequence[GpuOffer]) -> _Rental:
+    rentals = _by_provider(num_replicas, gpus_per_replica, offers)
+    return min(rentals.values(), key=lambda rental: rental[:4])
+
+
+def _cheapest_pools(
+    num_groups: int, pools: Sequence[InstancePool], offers: Mapping[str, Sequence[GpuOffer]]
+) -> _Rental:
+    """Nodes of one provider for several pools."""
+    rented = [
+        _by_provider(num_groups * pool.num_instances, pool.parallelism.num_gpus, offers.get(pool.gpu.name, ()))
+        for pool in pools
+    ]
+    kinds = {offer.kind for pool in pools for offer in offers[pool.gpu.name]}
+    if len(kinds) > 1:
+        raise InputError(f"one fleet was offered {', '.join(sorted(kinds))}; all offers must be of one price kind")
+    common = sorted(set.intersection(*(set(rentals) for rentals in rented)))
+    if not common:
+        names = " and ".join(pool.gpu.name for pool in pools)
+        raise InputError(f"no provider rents both {names}; a group is rented from one, so add prices for both")
+    return min((_joint([rentals[name] for rentals in rented]) for name in common), key=lambda rental: rental[:4])
+
+
+def _joint(rentals: Sequence[_Rental]) -> _Rental:
+    """Rentals of one provider as one."""
+    return _Rental(
+        price=sum((rental.price for rental in rentals), Fraction(0)),
+        num_gpus=sum(rental.num_gpus for rental in rentals),
+        num_nodes=sum(rental.num_nodes for rental in rentals),
+        provider=rentals[0].provider,
+        nodes=tuple(node for rental in rentals for node in rental.nodes),
+        offers=tuple(offer for rental in rentals for offer in rental.offers),
+    )
+
+
+def _by_provider(num_replicas: int, gpus_per_replica: int, offers: Sequence[GpuOffer]) -> dict[str, _Rental]:
+    """Cheapest nodes of each provider."""
     _check(num_replicas, gpus_per_replica, offers)
     largest = max(offer.num_gpus for offer in offers)
     # Nodes that a replica may use: those that hold one, or only the largest there are.
@@ -134,10 +220,9 @@ def _cheapest(num_replicas: int, gpus_per_replica: int, offers: Sequence[GpuOffe
         if offer.num_gpus >= smallest_useful:
             sizes = by_provider.setdefault(offer.provider, {})
             sizes[offer.num_gpus] = _preferred(offer, sizes.get(offer.num_gpus, offer))
-    return min(
-        (_cover(num_replicas, gpus_per_replica, provider, sizes) for provider, sizes in by_provider.items()),
-        key=lambda rental: rental[:4],
-    )
+    return {
+        provider: _cover(num_replicas, gpus_per_replica, provider, sizes) for provider, sizes in by_provider.items()
+    }
 
 
 def _preferred(one: GpuOffer, other: GpuOffer) -> GpuOffer:

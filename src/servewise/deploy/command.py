@@ -37,6 +37,8 @@ def launch(deployment: Deployment) -> Launch:
         When the engine has no launch command, would refuse a setting, or would take the model's name for an
         option.
     """
+    if deployment.disaggregation is not None:
+        raise InputError("there is no launch command for a disaggregated deployment yet")
     make = LAUNCHES.get(deployment.engine)
     if make is None:
         raise InputError(

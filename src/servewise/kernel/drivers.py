@@ -10,7 +10,8 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import llamacpp, orca, pipeline, ranks, sglang, static, tgi, trtllm, vllm
+from servewise.kernel import disaggregated, llamacpp, orca, pipeline, ranks, sglang, static, tgi, trtllm, vllm
+from servewise.kernel.group import Group
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -35,6 +36,10 @@ def _vllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type:
 
 def _ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     return ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
+
+
+def _disaggregated(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return disaggregated.advance(rep, driver, i, req, out, lim, recorder_at(rec, i), horizon)
 
 
 def _static(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -71,6 +76,7 @@ def _sglang(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # typ
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Ranks: _ranks,
+    Group: _disaggregated,
     static.Batching: _static,
     orca.Slots: _orca,
     trtllm.Trtllm: _trtllm,

@@ -1,6 +1,7 @@
 """Memory and time of one replica: does it fit, how many tokens does it cache, how long does a step take."""
 
 from servewise.perf.formula import StepFormula
+from servewise.perf.kv_link import kv_link, kv_transfer_bytes, kv_transfer_bytes_per_token
 from servewise.perf.memory_budget import largest_model_len, memory
 from servewise.perf.memory_kv import KvLayout, kv_layout
 from servewise.perf.memory_weights import weights_bytes
@@ -18,6 +19,9 @@ __all__ = [
     "draw_step_models",
     "explain",
     "kv_layout",
+    "kv_link",
+    "kv_transfer_bytes",
+    "kv_transfer_bytes_per_token",
     "largest_model_len",
     "mean_error",
     "memory",

@@ -305,6 +305,8 @@ def require_supported(deployment: Deployment) -> None:
     """
     parallelism, model, node = deployment.parallelism, deployment.model, deployment.gpu.gpus_per_node
     size, ranks = parallelism.tensor_parallel_size, parallelism.data_parallel_size
+    if deployment.disaggregation is not None:
+        raise InputError("memory and step times are those of one pool; ask for deployment.pool('prefill') or 'decode'")
     require_readable(deployment)
     if not (1 <= size <= node or (size % node == 0 and size <= model.num_heads)):
         raise InputError(

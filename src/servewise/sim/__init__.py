@@ -3,6 +3,7 @@
 from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
 from servewise.sim.cluster import ClusterRun, Life, simulate_cluster
+from servewise.sim.disaggregated import pack_disaggregated, simulate_disaggregated
 from servewise.sim.drivers import caches_prefixes
 from servewise.sim.memory_use import memory_use
 from servewise.sim.outcome import Outcome, schedulers, to_log
@@ -20,11 +21,13 @@ __all__ = [
     "is_compiled",
     "memory_use",
     "num_ranks",
+    "pack_disaggregated",
     "pack_requests",
     "run",
     "schedulers",
     "simulate",
     "simulate_closed_loop",
     "simulate_cluster",
+    "simulate_disaggregated",
     "to_log",
 ]

@@ -25,6 +25,8 @@ def check(
         When the deployment does not fit in memory, or a setting contradicts the step table or cannot be simulated.
     """
     table = step_model.table
+    if deployment.disaggregation is not None:
+        raise InputError("a disaggregated deployment has two pools; use simulate_disaggregated")
     if deployment.router == "prefix_aware" and deployment.num_replicas > fleet.MAX_PREFIX_AWARE_REPLICAS:
         raise InputError(
             f"the prefix_aware router is simulated for at most {fleet.MAX_PREFIX_AWARE_REPLICAS} replicas, "

@@ -11,19 +11,25 @@ from servewise.types.assurance import (
 )
 from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
+    Deployment,
+    Disaggregation,
+    EngineName,
+    GroupRouter,
+    InstancePool,
+    KvPrecision,
+    Parallelism,
+    Precision,
+    Role,
+    Router,
+)
+from servewise.types.engine_params import (
     BaselineParams,
     CacheType,
     CapacitySchedulerPolicy,
     CudagraphMode,
-    Deployment,
-    EngineName,
     EngineParams,
-    KvPrecision,
     LlamacppParams,
     OllamaParams,
-    Parallelism,
-    Precision,
-    Router,
     SglangParams,
     TgiParams,
     TrtllmParams,
@@ -31,6 +37,7 @@ from servewise.types.deployment import (
 )
 from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
 from servewise.types.operation import Autoscaling, Failure, Outage
@@ -72,6 +79,7 @@ __all__ = [
     "Cost",
     "CudagraphMode",
     "Deployment",
+    "Disaggregation",
     "Effort",
     "EngineName",
     "EngineParams",
@@ -80,9 +88,12 @@ __all__ = [
     "Failure",
     "GpuOffer",
     "GpuSpec",
+    "GroupRouter",
+    "InstancePool",
     "Interval",
     "ItlSegments",
     "Kind",
+    "KvLink",
     "KvPrecision",
     "LlamacppParams",
     "LoadPoint",
@@ -108,6 +119,7 @@ __all__ = [
     "Provenance",
     "RequestLog",
     "RequestStatus",
+    "Role",
     "Router",
     "SafetyMargin",
     "Search",

@@ -2,45 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from servewise.errors import InputError
+from servewise.types.engine_params import (
+    BaselineParams,
+    EngineParams,
+    LlamacppParams,
+    OllamaParams,
+    SglangParams,
+    TgiParams,
+    TrtllmParams,
+    VllmParams,
+)
 from servewise.types.hardware import GpuSpec
+from servewise.types.kv_link import KvLink
 from servewise.types.model import ModelSpec, WeightPrecision
 
 __all__ = [
-    "BaselineParams",
-    "CacheType",
-    "CapacitySchedulerPolicy",
-    "CudagraphMode",
     "Deployment",
+    "Disaggregation",
     "EngineName",
-    "EngineParams",
+    "GroupRouter",
+    "InstancePool",
     "KvPrecision",
-    "LlamacppParams",
-    "OllamaParams",
     "Parallelism",
     "Precision",
+    "Role",
     "Router",
-    "SglangParams",
-    "TgiParams",
-    "TrtllmParams",
-    "VllmParams",
 ]
 
-CacheType = Literal["f16", "q8_0", "q4_0"]
-"""How llama.cpp stores keys and values: 2, 34/32 or 18/32 bytes an element (``ggml/src/ggml-common.h``)."""
-CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
-CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "tgi", "ollama", "llama.cpp", "static", "orca", "sarathi"]
 """The last three are the textbook baselines of docs/baseline-schedulers.md."""
 KvPrecision = Literal["bf16", "fp8"]
-CONTEXT_PADDING = 256
-"""llama.cpp pads a stream's cells to a multiple of this (``src/llama-context.cpp``)."""
-SchedulePolicy = Literal["fcfs", "lpm"]
 Router = Literal["round_robin", "least_requests", "prefix_aware", "session_sticky"]
 """``session_sticky`` sends a conversation to the replica that had its last turn, a new one to the least loaded."""
+GroupRouter = Literal["round_robin", "least_requests"]
+Role = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,171 +82,46 @@ class Parallelism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmParams:
-    """vLLM's own knobs, spelt as vLLM spells them (see ``engines/vllm.py`` for the defaults of each version)."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    gpu_memory_utilization: float
-    block_size_tokens: int
-    enable_prefix_caching: bool
-    enable_chunked_prefill: bool
-    async_scheduling: bool
-    scheduler_reserve_full_isl: bool
-    cudagraph_mode: CudagraphMode = "FULL_AND_PIECEWISE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SglangParams:
-    """SGLang's own knobs, spelt as SGLang spells them.
-
-    ``ignore_eos`` is the clients': it says that all their requests run to ``max_tokens``, as benchmarks' do. SGLang
-    sets all of it aside for them, and a share for others.
-    """
-
-    max_running_requests: int
-    chunked_prefill_size: int
-    max_prefill_tokens: int
-    context_length: int
-    mem_fraction_static: float
-    page_size: int
-    cuda_graph_max_bs: int
-    schedule_policy: SchedulePolicy = "fcfs"
-    schedule_conservativeness: float = 1.0
-    enable_mixed_chunk: bool = False
-    disable_radix_cache: bool = False
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrtllmParams:
-    """TensorRT-LLM's own knobs (PyTorch backend), spelt as TensorRT-LLM spells them.
-
-    ``cuda_graph_padding`` is ``cuda_graph_config.enable_padding``, ``cuda_graph_max_batch_size`` its
-    ``max_batch_size``. While something runs, prompts wait for a batch of ``batch_wait_max_tokens_ratio`` times
-    ``max_num_tokens``, at most ``batch_wait_timeout_iters`` steps (0: they do not wait).
-    ``capacity_scheduler_policy`` is that of ``scheduler_config``, ``enable_block_reuse`` that of ``kv_cache_config``.
-    """
-
-    max_batch_size: int
-    max_num_tokens: int
-    max_seq_len: int
-    free_gpu_memory_fraction: float
-    tokens_per_block: int
-    enable_chunked_prefill: bool
-    cuda_graph_padding: bool
-    cuda_graph_max_batch_size: int
-    batch_wait_timeout_iters: int = 0
-    batch_wait_max_tokens_ratio: float = 0.0
-    capacity_scheduler_policy: CapacitySchedulerPolicy = "GUARANTEED_NO_EVICT"
-    enable_block_reuse: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamacppParams:
-    """llama-server's own knobs, spelt as it spells them.
-
-    ``ctx_size`` tokens, shared by ``parallel`` slots (``kv_unified``) or divided among them; batches of ``batch_size``
-    in passes of ``ubatch_size``. Of ``n_gpu_layers`` the last is the output; -1 puts all on the GPU.
-    """
-
-    ctx_size: int
-    parallel: int
-    batch_size: int
-    ubatch_size: int
-    kv_unified: bool
-    cache_type_k: CacheType = "f16"
-    cache_type_v: CacheType = "f16"
-    n_gpu_layers: int = -1
-    context_shift: bool = False
-
-    @property
-    def is_split(self) -> bool:
-        """Whether every slot has a KV cache of its own."""
-        return self.parallel > 1 and not self.kv_unified
-
-    @property
-    def slot_context_tokens(self) -> int:
-        """Context of a slot, padded as the server pads it [tokens]."""
-        whole = -(-self.ctx_size // CONTEXT_PADDING) * CONTEXT_PADDING
-        return -(-(whole // self.parallel) // CONTEXT_PADDING) * CONTEXT_PADDING if self.is_split else whole
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineParams:
-    """Knobs of the textbook baselines ``static``, ``orca`` and ``sarathi``.
+class InstancePool:
+    """Equal instances of an engine that have one role in a group.
 
     Parameters
     ----------
-    max_batch_size : int
-        Requests that run at once.
-    max_seq_len : int [tokens]
-        Longest prompt and answer together; what ``static`` and ``orca`` set aside for every request.
-    memory_utilization : float
-        Share of the GPU's memory.
-    block_size_tokens : int
-    chunk_size : int [tokens]
-        Tokens of a step of ``sarathi``; 0 (``static``, ``orca``) computes prompts whole, however many.
-    max_wait_s : float [s]
-        How long the first request of a ``static`` batch waits for more.
+    gpu : GpuSpec
+    parallelism : Parallelism
+        Of one instance.
+    params : EngineParams
+    num_instances : int
+        In each group.
     """
 
-    max_batch_size: int
-    max_seq_len: int
-    memory_utilization: float
-    block_size_tokens: int
-    chunk_size: int = 0
-    max_wait_s: float = 0.0
+    gpu: GpuSpec
+    parallelism: Parallelism
+    params: EngineParams
+    num_instances: int
 
     @property
-    def blocks_of_slot(self) -> int:
-        """Blocks of ``max_seq_len`` tokens: what contiguous allocation sets aside for a request."""
-        return -(-self.max_seq_len // self.block_size_tokens)
+    def num_gpus(self) -> int:
+        """GPUs of the pool in one group."""
+        return self.num_instances * self.parallelism.num_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TgiParams:
-    """TGI's own knobs, spelt as its launcher spells them.
+class Disaggregation:
+    """Prompts are computed by some instances, outputs by others; the engine decides how they work together.
 
-    ``block_size_tokens`` follows from the environment variable ``ATTENTION`` (see ``engines/tgi.py``),
-    ``prefix_caching``, ``prefill_chunking`` and ``wiggle_room`` are ``PREFIX_CACHING``, ``PREFILL_CHUNKING`` and
-    ``TGI_WIGGLE_ROOM``. The last two are looked at only without chunking.
+    Parameters
+    ----------
+    prefill, decode : InstancePool
+    link : KvLink
+    router : GroupRouter
+        How a group chooses its instances for a request.
     """
 
-    max_concurrent_requests: int
-    max_batch_prefill_tokens: int
-    max_total_tokens: int
-    cuda_memory_fraction: float
-    wiggle_room: float
-    block_size_tokens: int
-    prefix_caching: bool
-    prefill_chunking: bool
-    cuda_graphs: tuple[int, ...]
-    waiting_served_ratio: float = 0.3
-    max_waiting_tokens: int = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaParams:
-    """Ollama's own knobs: environment variables without their ``OLLAMA_``, and a model's parameters.
-
-    ``num_parallel`` requests of ``context_length`` tokens each (``num_ctx``), ``num_batch`` tokens a pass. A model that
-    has been idle for ``keep_alive_s`` is unloaded, never if that is infinite; ``starts_loaded`` says whether the
-    first request finds it loaded. ``num_gpu`` layers are on the GPU, -1 for all.
-    """
-
-    num_parallel: int
-    context_length: int
-    num_batch: int
-    kv_cache_type: CacheType = "f16"
-    keep_alive_s: float = 300.0
-    num_gpu: int = -1
-    context_shift: bool = True
-    starts_loaded: bool = True
-
-
-EngineParams = VllmParams | SglangParams | TrtllmParams | TgiParams | LlamacppParams | OllamaParams | BaselineParams
+    prefill: InstancePool
+    decode: InstancePool
+    link: KvLink
+    router: GroupRouter = "round_robin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +141,9 @@ class Deployment:
         The knobs of ``engine``.
     num_replicas : int
     router : Router
+    disaggregation : Disaggregation, optional
+        Then a replica is a group of prefill and decode instances, and ``gpu``, ``parallelism`` and ``params`` are
+        those of the decode pool.
     """
 
     model: ModelSpec
@@ -278,11 +155,48 @@ class Deployment:
     params: EngineParams
     num_replicas: int = 1
     router: Router = "round_robin"
+    disaggregation: Disaggregation | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a disaggregated deployment whose own fields are not those of its decode pool."""
+        if self.disaggregation is not None:
+            pool = self.disaggregation.decode
+            if (self.gpu, self.parallelism, self.params) != (pool.gpu, pool.parallelism, pool.params):
+                raise InputError(
+                    "gpu, parallelism and params of a disaggregated deployment must be those of its decode pool"
+                )
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one replica; of a disaggregated deployment, of a group."""
+        group = self.disaggregation
+        return self.parallelism.num_gpus if group is None else group.prefill.num_gpus + group.decode.num_gpus
 
     @property
     def num_gpus(self) -> int:
         """GPUs of the whole fleet."""
-        return self.num_replicas * self.parallelism.num_gpus
+        return self.num_replicas * self.gpus_per_replica
+
+    def pool(self, role: Role) -> Deployment:
+        """One instance of a pool of a disaggregated deployment, as a deployment of its own.
+
+        Raises
+        ------
+        InputError
+            When the deployment is not disaggregated.
+        """
+        if self.disaggregation is None:
+            raise InputError("the deployment is not disaggregated; it has no prefill and decode pools")
+        pool = self.disaggregation.prefill if role == "prefill" else self.disaggregation.decode
+        return replace(
+            self,
+            gpu=pool.gpu,
+            parallelism=pool.parallelism,
+            params=pool.params,
+            num_replicas=1,
+            router="round_robin",
+            disaggregation=None,
+        )
 
     @property
     def vllm_params(self) -> VllmParams:
