@@ -196,7 +196,7 @@ def compare(
         promise=asked.promise,
         context_tokens=context_tokens(asked, asked.models[0]),
         results=results,
-        notes=(*_traffic_warnings(service, asked), *sorted(warnings)),
+        notes=(*_warnings(service, asked), *sorted(warnings)),
     )
 
 
@@ -343,13 +343,6 @@ def _traffic_words(asked: Search) -> str:
 
 
 def _warnings(service: Service, asked: Search) -> list[str]:
-    if service.skipped_engines:
-        skipped = f"not yet simulated, and skipped: {', '.join(service.skipped_engines)}"
-        return [skipped, *_traffic_warnings(service, asked)]
-    return _traffic_warnings(service, asked)
-
-
-def _traffic_warnings(service: Service, asked: Search) -> list[str]:
     warnings = []
     if service.traffic.max_tokens is not None:
         warnings.append(f"clients are assumed to declare max_tokens {service.traffic.max_tokens}, as the service says")

@@ -28,7 +28,6 @@ def test_plan_prints_the_answer_on_stdout_and_the_rest_on_stderr(api: Any, run: 
     assert ended.out.splitlines()[0].startswith("support-chatbot: 4 x H100-SXM-80GB: 1 replica, TP4, fp8 weights")
     assert max(len(line) for line in ended.out.splitlines()) <= 100
     assert ended.err.splitlines() == [
-        "note: not yet simulated, and skipped: tgi",
         "note: plan.json and plan.html are in somewhere/run-1",
     ]
     (call,) = api.calls

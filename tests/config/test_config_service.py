@@ -73,8 +73,7 @@ def test_the_published_example_loads(tmp_path: Path) -> None:
     assert service.min_recovery_pct == 99
     assert service.max_effort == "medium"
     assert service.hardware == ("H100-SXM-80GB", "H200-SXM-141GB", "A100-SXM-80GB", "L40S-48GB")
-    assert service.engines == ("vllm", "sglang", "tensorrt-llm")
-    assert service.skipped_engines == ("tgi", "ollama")
+    assert service.engines == ("vllm", "sglang", "tensorrt-llm", "tgi", "ollama")
     assert service.budget == Budget(max_gpus=32, usd_per_h=150)
     assert service.prices_path == tmp_path / "prices.yaml"
 
@@ -92,8 +91,7 @@ def test_defaults_are_the_documented_ones(tmp_path: Path) -> None:
     assert service.promise == Promise(ttft_s=1.0, attainment=0.99)
     assert service.min_recovery_pct == 99
     assert (service.max_effort, service.router, service.price_kind) == ("medium", "round_robin", "on_demand")
-    assert service.engines == ("vllm",)
-    assert service.skipped_engines == ()
+    assert service.engines == ("vllm", "sglang", "tensorrt-llm", "tgi", "ollama")
     assert service.budget == Budget()
     assert service.prices_path is None
     assert (service.traffic.seed, service.traffic.rescale_method) == (0, "thinning")
@@ -176,7 +174,6 @@ def test_synthesis_is_read_whole(tmp_path: Path) -> None:
         ({"hardware": "{a: 1}"}, "4: hardware: a mapping is not a list"),
         ({"prices": "nowhere.yaml"}, "5: prices: no file 'nowhere.yaml' in "),
         ({"engines": "[vlm]"}, "5: engines: unknown engine 'vlm'; did you mean vllm?"),
-        ({"engines": "[tgi, ollama]"}, "5: engines: none of tgi, ollama can be simulated yet; list vllm"),
         (
             {"promise": '{ttft_s: "1s"}'},
             "3: promise.ttft_s: '1s' carries a unit; write a number of seconds without it",

@@ -48,7 +48,7 @@ def test_environment() -> None:
         "OLLAMA_KEEP_ALIVE": "300s",
         "LLAMA_ARG_CACHE_RAM": "0",
     }
-    assert ollama.environment(replace(params, keep_alive_s=math.inf))["OLLAMA_KEEP_ALIVE"] == "-1"
+    assert ollama.environment(replace(params, keep_alive_s=None))["OLLAMA_KEEP_ALIVE"] == "-1"
     assert ollama.model_parameters(params) == {"num_batch": "512"}
     assert ollama.model_parameters(replace(params, num_gpu=20)) == {"num_batch": "512", "num_gpu": "20"}
 

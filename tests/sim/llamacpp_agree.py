@@ -47,7 +47,7 @@ def deployment_of(case: SlotCase, num_replicas: int = 1, router: Router = "round
             num_parallel=params.num_slots,
             context_length=params.cells,
             num_batch=params.n_ubatch,
-            keep_alive_s=params.keep_alive_s,
+            keep_alive_s=None if math.isinf(params.keep_alive_s) else params.keep_alive_s,
             context_shift=params.context_shift,
             starts_loaded=params.starts_loaded,
         )

@@ -37,8 +37,6 @@ def plan(ctx: click.Context, service: Path, out: Path, as_json: bool, explain: b
     from servewise.report import plan_terminal, shortfall
 
     asked = load_service(service)
-    if asked.skipped_engines:
-        diagnose("note", f"not yet simulated, and skipped: {', '.join(asked.skipped_engines)}")
     with progress() as report_progress:
         result = api.plan(asked, out_dir=out, progress=report_progress, threads=threads)
     if as_json:

@@ -105,6 +105,6 @@ class ServiceSection(Section):
     quality: QualitySection = QualitySection()
     operations: OperationsSection = OperationsSection()
     hardware: Names
-    engines: Names = Field(default_factory=lambda: ["vllm"])
+    engines: Names = Field(default_factory=lambda: ["vllm", "sglang", "tensorrt-llm", "tgi", "ollama"])
     budget: BudgetSection = BudgetSection()
     prices: Name | None = None

@@ -29,8 +29,7 @@ from servewise.types import (
 
 __all__ = ["Service", "load_service"]
 
-SIMULATED_ENGINES: Final[tuple[EngineName, ...]] = ("vllm", "sglang", "tensorrt-llm", "tgi")
-KNOWN_ENGINES: Final = (*SIMULATED_ENGINES, "ollama")
+ENGINES: Final[tuple[EngineName, ...]] = ("vllm", "sglang", "tensorrt-llm", "tgi", "ollama")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +55,6 @@ class Service:
         Canonical GPU names.
     engines : tuple of str
         Those that can be simulated.
-    skipped_engines : tuple of str
-        Those the file lists and that cannot be simulated yet.
     budget : Budget
     prices_path : Path or None
         File with the user's own prices.
@@ -75,7 +72,6 @@ class Service:
     start_up_s: float | None
     hardware: tuple[str, ...]
     engines: tuple[EngineName, ...]
-    skipped_engines: tuple[str, ...]
     budget: Budget
     prices_path: Path | None
 
@@ -99,7 +95,6 @@ def load_service(path: Path | str) -> Service:
     """
     document = read_document(Path(path))
     section = validate(document, ServiceSection)
-    engines, skipped = _engines(document, section.engines)
     return Service(
         name=section.name or document.path.stem,
         path=document.path,
@@ -112,8 +107,7 @@ def load_service(path: Path | str) -> Service:
         price_kind=section.operations.price_kind,
         start_up_s=section.operations.start_up_s,
         hardware=_each(document, "hardware", section.hardware, _gpu),
-        engines=engines,
-        skipped_engines=skipped,
+        engines=_engines(document, section.engines),
         budget=Budget(max_gpus=section.budget.max_gpus, usd_per_h=section.budget.usd_per_h),
         prices_path=None if section.prices is None else document.existing_file(("prices",), section.prices),
     )
@@ -153,18 +147,12 @@ def _known(document: Document, location: Location, find: Callable[[str], ModelSp
         raise document.error(location, str(error)) from error
 
 
-def _engines(document: Document, names: list[str]) -> tuple[tuple[EngineName, ...], tuple[str, ...]]:
+def _engines(document: Document, names: list[str]) -> tuple[EngineName, ...]:
     for name in names:
-        if name not in KNOWN_ENGINES:
-            unknown = UnknownNameError("engine", name, KNOWN_ENGINES)
+        if name not in ENGINES:
+            unknown = UnknownNameError("engine", name, ENGINES)
             raise document.error(("engines",), str(unknown)) from unknown
-    simulated = tuple(n for n in SIMULATED_ENGINES if n in names)
-    if not simulated:
-        raise document.error(
-            ("engines",),
-            f"none of {', '.join(names)} can be simulated yet; list {', '.join(SIMULATED_ENGINES)}",
-        )
-    return simulated, tuple(n for n in names if n not in SIMULATED_ENGINES)
+    return tuple(name for name in ENGINES if name in names)
 
 
 def _promise(document: Document, section: PromiseSection) -> Promise:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
-from servewise.engines import Launch, sglang, tgi, trtllm, vllm
+from servewise.engines import Launch, ollama, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
 from servewise.types import Deployment, EngineName, ModelSpec, WeightPrecision
 
@@ -16,12 +16,14 @@ LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
     "sglang": sglang.launch,
     "tensorrt-llm": trtllm.launch,
     "tgi": tgi.launch,
+    "ollama": ollama.launch,
 }
 NEEDS_CHECKPOINT: Mapping[EngineName, Callable[[ModelSpec, WeightPrecision], bool]] = {
     "vllm": vllm.needs_quantized_checkpoint,
     "sglang": sglang.needs_quantized_checkpoint,
     "tensorrt-llm": trtllm.needs_quantized_checkpoint,
     "tgi": tgi.needs_quantized_checkpoint,
+    "ollama": ollama.needs_quantized_checkpoint,
 }
 FIRST_PORT = 8000
 """vLLM's and TensorRT-LLM's own default port."""
@@ -77,6 +79,8 @@ def commands(deployment: Deployment, *, first_port: int = FIRST_PORT) -> list[li
             f"{deployment.num_replicas} replicas need the ports {first_port} to {last_port}; ports are 1 to {LAST_PORT}"
         )
     shared = command(deployment)
+    if deployment.engine == "ollama":  # has a variable for it
+        return [["env", f"OLLAMA_HOST=127.0.0.1:{port}", *shared] for port in range(first_port, last_port + 1)]
     return [[*shared, "--port", str(port)] for port in range(first_port, last_port + 1)]
 
 
@@ -84,7 +88,11 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
     """What the commands leave to the reader, in words; empty when nothing."""
     words = []
     model, weights, num_gpus = deployment.model, deployment.precision.weights, deployment.parallelism.num_gpus
-    if NEEDS_CHECKPOINT[deployment.engine](model, weights):
+    if deployment.engine == "ollama":
+        words.append(
+            f"put a GGUF file of {model.name} in {weights} behind FROM, and run: ollama create NAME -f Modelfile"
+        )
+    elif NEEDS_CHECKPOINT[deployment.engine](model, weights):
         words.append(
             f"replace {model.name} by a checkpoint of it in {weights}: {deployment.engine} does not make one at start"
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from servewise.engines import facts, llamacpp
+from servewise.engines.launch import Launch, checked_name
 from servewise.errors import InputError
 from servewise.types import (
     Deployment,
@@ -19,6 +20,7 @@ from servewise.types import (
     OllamaParams,
     Parallelism,
     Provenance,
+    WeightPrecision,
 )
 from servewise.units import GIB
 
@@ -29,9 +31,11 @@ __all__ = [
     "default_params",
     "default_version",
     "environment",
+    "launch",
     "load_provenance",
     "load_s",
     "model_parameters",
+    "needs_quantized_checkpoint",
     "provenance",
     "validate",
 ]
@@ -133,8 +137,8 @@ def validate(params: OllamaParams, model: ModelSpec) -> None:
     for name in ("num_parallel", "context_length", "num_batch"):
         if getattr(params, name) < 1:
             raise InputError(f"{name} is {getattr(params, name)}; it must be at least 1")
-    if not params.keep_alive_s >= 0.0:
-        raise InputError(f"keep_alive_s is {params.keep_alive_s}; it must be 0 or more, or infinite")
+    if params.keep_alive_s is not None and not 0.0 <= params.keep_alive_s < math.inf:
+        raise InputError(f"keep_alive_s is {params.keep_alive_s}; it must be 0 or more, or None for ever")
     if params.context_length > model.max_context_tokens:
         raise InputError(
             f"context_length {params.context_length} is more than the {model.max_context_tokens} tokens of context "
@@ -145,12 +149,11 @@ def validate(params: OllamaParams, model: ModelSpec) -> None:
 
 def environment(params: OllamaParams) -> Mapping[str, str]:
     """Variables for ``ollama serve``, and for the ``llama-server`` that inherits them."""
-    forever = math.isinf(params.keep_alive_s)
     return {
         "OLLAMA_NUM_PARALLEL": str(params.num_parallel),
         "OLLAMA_CONTEXT_LENGTH": str(params.context_length),
         "OLLAMA_KV_CACHE_TYPE": params.kv_cache_type,
-        "OLLAMA_KEEP_ALIVE": "-1" if forever else f"{params.keep_alive_s:g}s",
+        "OLLAMA_KEEP_ALIVE": "-1" if params.keep_alive_s is None else f"{params.keep_alive_s:g}s",
         # the prompt cache in host memory is not simulated
         "LLAMA_ARG_CACHE_RAM": "0",
     }
@@ -162,3 +165,26 @@ def model_parameters(params: OllamaParams) -> Mapping[str, str]:
     if params.num_gpu >= 0:
         found["num_gpu"] = str(params.num_gpu)
     return found
+
+
+def needs_quantized_checkpoint(model: ModelSpec, weights: WeightPrecision) -> bool:
+    """Whether a file has to be made or found: always, Ollama serves GGUF."""
+    del model, weights
+    return True
+
+
+def launch(deployment: Deployment) -> Launch:
+    """What starts one replica: the server with its environment, and the Modelfile that ``ollama create`` reads.
+
+    Raises
+    ------
+    InputError
+        When Ollama would refuse the parameters, or the model's name would be read as an option.
+    """
+    params = deployment.params
+    if not isinstance(params, OllamaParams):
+        raise InputError(f"these are not Ollama's parameters: {params}")
+    validate(params, deployment.model)
+    lines = [f"FROM {checked_name(deployment.model.name, 'a Modelfile')}"]
+    lines += [f"PARAMETER {name} {value}" for name, value in model_parameters(params).items()]
+    return Launch(args=["ollama", "serve"], env=environment(params), files={"Modelfile": "\n".join(lines) + "\n"})

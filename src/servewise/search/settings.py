@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from servewise.engines import sglang, tgi, trtllm, vllm
+from servewise.engines import ollama, sglang, tgi, trtllm, vllm
 from servewise.types import (
     EngineName,
     EngineParams,
@@ -35,11 +35,15 @@ RANK_GRID = ((512, 8192), (128, 2048))
 TGI_GRID = tuple((rows, tokens) for rows in (512, 128) for tokens in STEP_TOKENS)
 """TGI turns away what is beyond its limit, 128 by default, instead of letting it wait."""
 
+OLLAMA_SLOTS = (16, 4, 1)
+"""``OLLAMA_NUM_PARALLEL``, each slot with a whole context of its own. A service keeps its model loaded."""
+
 VERSIONS: Mapping[EngineName, Callable[[], str]] = {
     "vllm": vllm.default_version,
     "sglang": sglang.default_version,
     "tensorrt-llm": trtllm.default_version,
     "tgi": tgi.default_version,
+    "ollama": ollama.default_version,
 }
 
 
@@ -108,6 +112,12 @@ def settings(
                 )
                 for rows, tokens in TGI_GRID
             )
+        case "ollama":
+            usual_ollama = ollama.default_params(version, gpu, model)
+            return tuple(
+                replace(usual_ollama, num_parallel=slots, context_length=context_tokens, keep_alive_s=None)
+                for slots in OLLAMA_SLOTS
+            )
         case _:
             raise AssertionError(f"engine {engine} is not searched")  # config accepts no other
 
@@ -165,4 +175,4 @@ def schedule_key(params: EngineParams) -> EngineParams:
 
     Two deployments of a family with equal keys run alike where neither's limits ever hold anything back.
     """
-    return replace(params, **_UNBOUND[type(params)])
+    return replace(params, **_UNBOUND.get(type(params), {}))

@@ -24,6 +24,8 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     gpu : GpuSpec
     weights : WeightPrecision
     """
+    if engine == "ollama":  # several GPUs take a model's layers in turn, which is not simulated
+        return (Parallelism(),)
     tensor = (
         tgi.supported_tensor_parallel_sizes(model, gpu)
         if engine == "tgi"

@@ -181,7 +181,7 @@ class OllamaParams:
     """Ollama's own knobs: environment variables without their ``OLLAMA_``, and a model's parameters.
 
     ``num_parallel`` requests of ``context_length`` tokens each (``num_ctx``), ``num_batch`` tokens a pass. A model that
-    has been idle for ``keep_alive_s`` is unloaded, never if that is infinite; ``starts_loaded`` says whether the
+    has been idle for ``keep_alive_s`` is unloaded, never if that is None; ``starts_loaded`` says whether the
     first request finds it loaded. ``num_gpu`` layers are on the GPU, -1 for all.
     """
 
@@ -189,7 +189,7 @@ class OllamaParams:
     context_length: int
     num_batch: int
     kv_cache_type: CacheType = "f16"
-    keep_alive_s: float = 300.0
+    keep_alive_s: float | None = 300.0
     num_gpu: int = -1
     context_shift: bool = True
     starts_loaded: bool = True

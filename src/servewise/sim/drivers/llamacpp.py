@@ -75,7 +75,7 @@ class Llamacpp:
         is_ollama = isinstance(served, OllamaParams)
         keep_alive_s, load_s = math.inf, 0.0
         if isinstance(served, OllamaParams):
-            keep_alive_s = served.keep_alive_s
+            keep_alive_s = math.inf if served.keep_alive_s is None else served.keep_alive_s
             load_s = ollama.load_s(memory.weights_bytes)
         return new_slots(
             deployment.num_replicas,
