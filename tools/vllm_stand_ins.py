@@ -167,16 +167,16 @@ def engine_config(params: Params) -> SimpleNamespace:
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(
             enable_chunked_prefill=True,
-            long_prefill_token_threshold=0,
+            long_prefill_token_threshold=params.long_prefill_token_threshold,
             long_prefill_token_threshold_adaptive=False,
             max_num_active_seqs=None,
             max_num_batched_tokens=params.max_num_batched_tokens,
             max_num_scheduled_tokens=None,
             max_num_seqs=params.max_num_seqs,
-            policy="fcfs",
+            policy=params.scheduling_policy,
             prefill_schedule_interval=1,
             scheduler_reserve_full_isl=params.scheduler_reserve_full_isl,
-            watermark=0.0,
+            watermark=params.watermark,
         ),
         cache_config=SimpleNamespace(
             enable_mamba_shared_prefix_checkpoint=False,

@@ -67,6 +67,7 @@ def workload_of(case: Case, block_size_tokens: int = 0) -> Workload:
         ),
         session=None,
         provenance=ASSUMED,
+        priority=np.array([r.priority for r in requests]),
     )
 
 
@@ -92,6 +93,9 @@ def deployment_of(
             enable_chunked_prefill=True,
             async_scheduling=params.async_scheduling,
             scheduler_reserve_full_isl=params.scheduler_reserve_full_isl,
+            scheduling_policy=params.scheduling_policy,
+            watermark=params.watermark,
+            long_prefill_token_threshold=params.long_prefill_token_threshold,
         ),
         num_replicas=num_replicas,
         router=router,

@@ -23,13 +23,15 @@ from servewise.kernel.layout import (
     Reservation,
     Times,
 )
+from servewise.kernel.policy import Policy, policy_at
 from servewise.kernel.views import prefix_at, recorder_at
 
 __all__ = ["advance"]
 
 
 def _vllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
-    return vllm.advance(rep, req, out, times, eng, lim, prefix_at(px, i), recorder_at(rec, i), None, horizon)
+    policy = policy_at(driver, i)
+    return vllm.advance(rep, req, out, times, eng, lim, prefix_at(px, i), recorder_at(rec, i), None, policy, horizon)
 
 
 def _ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -40,7 +42,7 @@ def _reserving(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # 
     return reserving.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
 
-DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Ranks: _ranks, Reservation: _reserving}
+DRIVERS: dict[type, Callable[..., Any]] = {type(None): _vllm, Policy: _vllm, Ranks: _ranks, Reservation: _reserving}
 
 
 def advance(

@@ -34,6 +34,8 @@ class Packed:
         See ``layout.new_prefix``.
     prompt_nodes : int64 array
         Nodes of each request that lie within its prompt.
+    priority : int64 array, shape (num_accepted,), or None
+        As the workload has it.
     """
 
     requests: layout.Requests
@@ -46,6 +48,7 @@ class Packed:
     num_shared: int
     names_output: bool
     prompt_nodes: NDArray[np.int64]
+    priority: NDArray[np.int64] | None = None
 
 
 def pack_times(table: StepTable) -> layout.Times:
@@ -93,6 +96,7 @@ def pack_accepted(
     fits = (room >= 1) & accepts
     accepted: NDArray[np.int64] | None = None
     prefix = workload.prefix if knows_prefixes else None
+    priority = workload.priority
     arrival, inputs, outputs, declared = (
         workload.arrival_s,
         workload.input_tokens,
@@ -127,6 +131,7 @@ def pack_accepted(
         num_shared=num_shared,
         names_output=bool(np.any(listed * node_tokens > inputs)),
         prompt_nodes=np.minimum(listed, inputs // node_tokens),
+        priority=priority if priority is None or accepted is None else priority[accepted],
     )
 
 

@@ -273,12 +273,11 @@ def _run_once(task: _Task, num_entries: int, num_gaps: int, num_rows: int) -> tu
         at_once = np.arange(num_requests) < task.concurrency
         requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
     replicas = layout.new_fleet(engine, requests, num_replicas, room, not by_turns)
+    driver = driver_of(task.deployment).driver(packed, task.deployment, engine, task.memory)
     group = None
     if task.ranks > 1:
-        group = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware)
-    driver = group
-    if group is None:
-        driver = driver_of(task.deployment).driver(packed, task.deployment, engine, task.memory)
+        group = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware, driver)
+        driver = group
     end = _End(
         requests=requests,
         fleet=replicas if group is None else group.replicas,

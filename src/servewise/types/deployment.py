@@ -19,6 +19,7 @@ __all__ = [
     "Parallelism",
     "Precision",
     "Router",
+    "SchedulingPolicy",
     "SglangParams",
     "TrtllmParams",
     "VllmParams",
@@ -28,6 +29,7 @@ CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 KvPrecision = Literal["bf16", "fp8"]
 Router = Literal["round_robin", "least_requests", "prefix_aware"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,9 @@ class VllmParams:
     async_scheduling: bool
     scheduler_reserve_full_isl: bool
     cudagraph_mode: CudagraphMode = "FULL_AND_PIECEWISE"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    watermark: float = 0.0
+    long_prefill_token_threshold: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

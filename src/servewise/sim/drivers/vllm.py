@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from servewise.errors import InputError
 from servewise.kernel import layout
+from servewise.kernel.policy import Policy, new_policy
 from servewise.sim.drivers.base import plain_engine
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, MemoryReport, Workload
@@ -55,9 +56,29 @@ class Vllm:
             caching=int(params.enable_prefix_caching),
         )
 
-    def driver(self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport) -> None:
-        """None: the parameters of ``layout.Engine`` are all."""
-        del packed, deployment, engine, memory
+    def driver(
+        self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport
+    ) -> Policy | None:
+        """The settings that are off by default, or None if they are."""
+        params = deployment.vllm_params
+        # vLLM's null block, which it counts too
+        watermark_blocks = int(params.watermark * (memory.num_kv_blocks + 1))
+        by_priority = params.scheduling_policy == "priority"
+        if not by_priority and watermark_blocks == 0 and params.long_prefill_token_threshold == 0:
+            return None
+        num_requests = len(packed.requests.arrival)
+        num_replicas = deployment.num_replicas
+        by_turns = deployment.router == "round_robin"
+        priority = packed.priority if packed.priority is not None else np.zeros(num_requests, np.int64)
+        return new_policy(
+            engine,
+            num_replicas * deployment.parallelism.data_parallel_size,
+            num_requests=num_requests,
+            queue_size=-(-num_requests // num_replicas) if by_turns else num_requests,
+            priority=priority if by_priority else None,
+            watermark_blocks=watermark_blocks,
+            most_tokens=params.long_prefill_token_threshold,
+        )
 
 
 def routes_by_kv_use(deployment: Deployment) -> bool:
