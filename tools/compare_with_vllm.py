@@ -306,7 +306,12 @@ def main() -> int:
     """Run the comparison; returns the exit code."""
     parser = argparse.ArgumentParser(description="Compare the plain scheduler of the tests with vLLM's own.")
     parser.add_argument("source", metavar="VLLM_SOURCE_DIR", type=Path, help="holds the unpacked package `vllm`")
-    parser.add_argument("--cases", type=int, default=200, help="workloads of each profile, twice: with settings that are off by default, too (default: 200)")
+    parser.add_argument(
+        "--cases",
+        type=int,
+        default=200,
+        help="workloads of each profile, twice: with settings that are off by default, too (default: 200)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the first of them (default: 0)")
     arguments = parser.parse_args()
     if arguments.cases < 1:

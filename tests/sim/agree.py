@@ -36,7 +36,7 @@ def normalized(case: Case) -> Case:
     """The case as ``sim`` accepts it.
 
     Requests that fill the whole context end by length, as an engine's context limit makes them; there are not
-    more seats than tokens in a step.
+    more seats than tokens in a step, and a cap does not go beyond the context.
     """
     capacity = case.params.num_kv_blocks * case.params.block_size_tokens
     requests = tuple(
@@ -44,7 +44,9 @@ def normalized(case: Case) -> Case:
         for r in case.requests
     )
     seats = min(case.params.max_num_seqs, case.params.max_num_batched_tokens)
-    return replace(case, requests=requests, params=replace(case.params, max_num_seqs=seats))
+    cap = min(case.params.long_prefill_token_threshold, capacity)
+    params = replace(case.params, max_num_seqs=seats, long_prefill_token_threshold=cap)
+    return replace(case, requests=requests, params=params)
 
 
 def workload_of(case: Case, block_size_tokens: int = 0) -> Workload:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -11,15 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oracle.client_plain import run_closed_loop
-from oracle.strategies import PROFILES, Case, Profile, option_case, option_cases, params, req, seeded_case, unit_table
+from oracle.strategies import PROFILES, Case, Profile, option_case, option_cases
 from oracle.vllm_plain import Engine
 from servewise.kernel import layout
-from servewise.sim import simulate, simulate_closed_loop
+from servewise.sim import simulate_closed_loop
 from servewise.types import Router
 from sim import test_ranks
 from sim.agree import (
     assert_agrees,
-    assert_same,
     deployment_of,
     memory_of,
     model_of,
@@ -28,6 +31,7 @@ from sim.agree import (
     workload_of,
 )
 from sim.test_kernel_agrees import with_ties, without_names
+from sim.test_recording import assert_gaps_are_those_of_the_tokens, engine_times
 
 some = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 few = settings(some, max_examples=60)
@@ -111,3 +115,45 @@ def test_closed_loop_on_any_case(case: Case, concurrency: int) -> None:
     extra = kernel.packed.requests.extra
     np.testing.assert_allclose(kernel.outputs.last - extra, [r.last_token_s for r in expected], rtol=1e-9)
     np.testing.assert_array_equal(kernel.outputs.preemptions, [r.num_preemptions for r in expected])
+
+
+@few
+@given(case=option_cases())
+def test_gaps_on_any_case(case: Case) -> None:
+    assert_gaps_are_those_of_the_tokens(case, True)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_samples_count_the_requests_in_flight(profile: Profile) -> None:
+    seen = 0
+    for seed in range(10):
+        outcome = run_kernel(engine_times(option_case(seed, profile)), num_samples=200)
+        arrived, left = outcome.packed.requests.arrival, outcome.outputs.last
+        samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
+        for now, running, waiting, _ in samples:
+            assert running + waiting == np.sum((arrived <= now) & (left > now))
+        seen += int(samples[:, 2].max() > 0)
+    assert seen > 2
+
+
+def fingerprint() -> str:
+    """Digest of every output bit of some runs."""
+    digest = hashlib.sha256()
+    for seed in range(12):
+        case = normalized(option_case(seed, PROFILES[seed % len(PROFILES)], 30))
+        outcome = run_kernel(case, num_replicas=1 + seed % 2, router="least_requests", record_itl=True)
+        for array in (*outcome.outputs, outcome.replica_of, outcome.counters, outcome.times):
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def test_compiled_code_computes_what_the_source_says() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "from sim.test_policy import fingerprint; print(fingerprint())"],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == fingerprint()

@@ -179,7 +179,15 @@ def _computed(rep: Replica, req: Requests, r: int, step: int) -> int:
 
 @compiled
 def _preempt(
-    rep: Replica, req: Requests, out: Outputs, eng: Engine, px: Prefix, policy: Policy, place: int, step: int, now: float
+    rep: Replica,
+    req: Requests,
+    out: Outputs,
+    eng: Engine,
+    px: Prefix,
+    policy: Policy,
+    place: int,
+    step: int,
+    now: float,
 ) -> None:
     """Free the blocks of the request at a place of the running list, and let it wait unless it has ended."""
     ints = rep.ints

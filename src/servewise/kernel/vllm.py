@@ -100,10 +100,9 @@ def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step:
 
 @compiled
 def _first_waiting(rep: Replica, policy: Policy | None, num_preempted: int, head: int) -> int:
-    if policy is not None:
-        if policy.by_priority != 0:
-            return int(policy.waiting[0])
-    return int(rep.preempted[num_preempted - 1] if num_preempted > 0 else rep.queue[head])
+    if policy is not None and policy.by_priority != 0:
+        return policy.waiting[0]  # type: ignore[no-any-return]
+    return rep.preempted[num_preempted - 1] if num_preempted > 0 else rep.queue[head]  # type: ignore[no-any-return]
 
 
 @compiled
@@ -244,7 +243,9 @@ def advance(
                         memory_bound = 1
             # --- plan: the running list. Decode rows take one token each, the unfinished prefill (always the last
             # admitted request) the rest of the budget.
-            demand = 0 if by_rows else rep.phase[step & phase_mask]
+            demand = rep.phase[step & phase_mask]
+            if policy is not None and by_rows:
+                demand = 0
             chunk = 0
             chunk_blocks = 0
             if partial >= 0:
@@ -311,13 +312,12 @@ def advance(
             budget = eng.max_num_batched_tokens - rows - chunk
             num_prefilled = 0
             prefill_tokens = chunk
-            if policy is not None:
-                if by_rows:
-                    budget = policy.ints[BUDGET]
-                    num_prefilled = policy.ints[NUM_PREFILLED]
-                    prefill_tokens = policy.ints[PREFILL_TOKENS]
-                    if budget == 0:
-                        budget_bound = 1
+            if policy is not None and by_rows:
+                budget = policy.ints[BUDGET]
+                num_prefilled = policy.ints[NUM_PREFILLED]
+                prefill_tokens = policy.ints[PREFILL_TOKENS]
+                if budget == 0:
+                    budget_bound = 1
             if partial >= 0:
                 pairs = chunk * (partial_done + 0.5 * (chunk + 1))
                 partial_done += chunk
@@ -349,12 +349,13 @@ def advance(
                     if caching:
                         hit, hit_free = lookup(px, r, (known - 1) >> shift)
                     done = hit << shift
-                    chunk = min(known - done, budget, most_tokens)
+                    chunk = min(known - done, budget)
+                    if policy is not None:
+                        chunk = min(chunk, most_tokens)
                     gate = known if eng.reserve_full != 0 else done + chunk
                     needed = blocks_of(gate, shift) - hit + hit_free
-                    if policy is not None:
-                        if num_running > 0:
-                            needed += policy.watermark_blocks
+                    if policy is not None and num_running > 0:
+                        needed += policy.watermark_blocks
                     if needed > free:
                         memory_bound = 1
                         blocked = True
@@ -367,11 +368,10 @@ def advance(
                     else:
                         head += 1
                         out.cached[r] = done
-                    if policy is not None:
-                        if policy.by_priority != 0:
-                            pop_first(policy, num_preempted + 1)
-                            if out.preemptions[r] == 0:
-                                out.cached[r] = done
+                    if policy is not None and policy.by_priority != 0:
+                        pop_first(policy, num_preempted + 1)
+                        if out.preemptions[r] == 0:
+                            out.cached[r] = done
                     fresh = blocks_of(done + chunk, shift) - hit
                     free -= fresh + hit_free
                     if caching:
@@ -471,7 +471,13 @@ def advance(
                 )
             else:
                 first = times.decode_fixed[rows] + attention
-                if eng.single_step == 0 and num_wasted == 0 and not by_rows and not preempting and not (blocked and released):
+                if (
+                    eng.single_step == 0
+                    and num_wasted == 0
+                    and not by_rows
+                    and not preempting
+                    and not (blocked and released)
+                ):
                     count = next_finish - step
                     if knot + 1 < num_knots:
                         count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))

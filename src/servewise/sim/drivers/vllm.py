@@ -7,6 +7,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from servewise.engines.vllm import validate_policy
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.policy import Policy, new_policy
@@ -39,6 +40,7 @@ class Vllm:
                 f"max_num_batched_tokens {params.max_num_batched_tokens} is below max_num_seqs "
                 f"{params.max_num_seqs}; raise it, or lower max_num_seqs"
             )
+        validate_policy(params)
         return params.max_num_batched_tokens
 
     def accepts(self, workload: Workload, deployment: Deployment) -> NDArray[np.bool_]:
