@@ -130,6 +130,21 @@ def test_a_victim_before_the_row_loses_what_the_plan_gave_it() -> None:
     assert [r.num_preemptions for r in usual.requests] == [0, 1]
 
 
+def test_tokens_of_a_lost_row_go_to_those_behind() -> None:
+    # 15 blocks, admission by chunk. A: P8 O9 at 0, B: P4 O4 at 0.5, C: P27 O1 at 1.5, of priorities 5, 0 and 1.
+    # plan 1: A8. plan 2 (at 1): A1 B4. plan 3 (at 2): A1 B1, C6 with what is left.
+    # plan 4 (at 3): A1 (11 tokens, 6 blocks), B1 (6, 3), C6 (12, 6): all 15 blocks.
+    # plan 5 (at 4): A1 fits. B's 7th token needs a block: A loses its row and 6 blocks, B1 takes one. C gets 7 of the 8
+    #   tokens, not 6: 19 tokens, 4 of the 5 free blocks. B done at 5. A has 4 tokens out.
+    # plan 6 (at 5): C8, the rest of its prompt: C done at 6, not later. plan 7: A8 of 12.
+    # plan 8: A4, its 5th token, then 4 more.
+    requests = [req(A, 0.0, 8, 9, priority=5), req(B, 0.5, 4, 4), req(C, 1.5, 27, 1, priority=1)]
+    result = run_both(requests, params(blocks=15, lag=False, by_priority=True, reserve=False))
+    start = ["A8", "A1 B4", "A1 B1 C6", "A1 B1 C6", "B1 C7", "C8", "A8", "A4"]
+    assert rows(result) == [*start, "A1", "A1", "A1", "A1"]
+    assert first_and_last(result)[C] == (6, 6)
+
+
 def test_the_plan_goes_on_after_a_request_has_preempted_itself() -> None:
     # 5 blocks. A: P4 O6 at 0 of priority 5; B: P3 O3 at 0.5 of priority 0.
     # plan 1: A4. plan 2 (at 1): A1 takes the third block, B3 the last two. plan 3: A1, B1 fit.
