@@ -6,7 +6,8 @@ VLLM_SOURCE_DIR is a folder that holds the package ``vllm`` of release 0.33.0, n
 ``pip download vllm==0.33.0 --no-deps``, unzip the wheel. Needs msgspec; no GPU, no torch. The code in that folder
 is run.
 
-For every profile of ``tests/oracle/strategies.py`` that many generated workloads are run twice: by
+For every profile of ``tests/oracle/strategies.py``, and again with priorities, watermarks and capped chunks, that many
+generated workloads are run twice: by
 ``tests/oracle/vllm_plain.py``, and by vLLM's ``Scheduler`` or ``AsyncScheduler`` behind the stand-ins of
 ``vllm_stand_ins.py`` in a loop written after ``step_with_batch_queue``. Both must give the same rows in the same
 steps, the same times, prefix hits, preemptions and peaks, bit for bit. What the two share is the duration of a step
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import itertools
 import json
 import math
 import sys
@@ -36,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from oracle import pipeline_plain
 from oracle.pipeline_plain import stage_times
-from oracle.strategies import PROFILES, Case, seeded_case
+from oracle.strategies import PROFILES, Case, option_case, seeded_case
 from oracle.vllm_plain import (
     Live,
     Params,
@@ -53,7 +55,7 @@ from vllm_stand_ins import engine_config, install, runner_output, sampling_param
 
 NUM_REQUESTS = 40
 SHOWN_PER_KIND = 3
-KINDS = ("sync", "sync+cache", "async", "async+cache")
+KINDS = tuple(a + b + c for c in ("", "+options") for a in ("sync", "async") for b in ("", "+cache"))
 STOP_TOKEN = -1
 
 
@@ -184,7 +186,8 @@ class VllmEngine:
                 tokens[: request.input_tokens],
                 sampling_params(request.max_tokens, STOP_TOKEN),
                 None,
-                arrival_time=request.arrival_s,
+                arrival_time=float(request.id),  # in their order, without ties
+                priority=request.priority,
                 block_hasher=self.hasher,
             )
             self.served[theirs.request_id] = Served(theirs=theirs, tokens=tokens, seen=Live(request))
@@ -295,17 +298,19 @@ def first_difference(plain: Result, theirs: Result) -> str | None:
 
 
 def kind_of(params: Params) -> str:
-    """One of :data:`KINDS`."""
-    return ("async" if params.async_scheduling else "sync") + ("+cache" if params.enable_prefix_caching else "")
+    """One of :data:`KINDS`; ``options`` are priorities, a watermark or a cap on chunks of prompts."""
+    kind = ("async" if params.async_scheduling else "sync") + ("+cache" if params.enable_prefix_caching else "")
+    plain = (params.scheduling_policy, params.watermark, params.long_prefill_token_threshold) == ("fcfs", 0.0, 0)
+    return kind if plain else kind + "+options"
 
 
 def compare(vllm: Vllm, num_cases: int, first_seed: int, num_stages: int) -> tuple[Counter[str], Counter[str]]:
-    """Equal and different cases by kind, over all profiles; prints the first differences."""
+    """Equal and different cases by kind, over all profiles, with and without options; prints the first differences."""
     equal: Counter[str] = Counter()
     different: Counter[str] = Counter()
-    for profile in PROFILES:
+    for make_case, profile in itertools.product((seeded_case, option_case), PROFILES):
         for seed in range(first_seed, first_seed + num_cases):
-            case = seeded_case(seed, profile, NUM_REQUESTS)
+            case = make_case(seed, profile, NUM_REQUESTS)
             kind = kind_of(case.params)
             layers = [1 + (seed + stage) % 2 for stage in range(num_stages)]
             if num_stages == 1:
@@ -318,7 +323,7 @@ def compare(vllm: Vllm, num_cases: int, first_seed: int, num_stages: int) -> tup
                 continue
             different[kind] += 1
             if different[kind] <= SHOWN_PER_KIND:
-                print(f"{kind}: seeded_case({seed}, {profile!r}, {NUM_REQUESTS}): {difference}")
+                print(f"{kind}: {make_case.__name__}({seed}, {profile!r}, {NUM_REQUESTS}): {difference}")
     return equal, different
 
 
@@ -326,7 +331,12 @@ def main() -> int:
     """Run the comparison; returns the exit code."""
     parser = argparse.ArgumentParser(description="Compare the plain scheduler of the tests with vLLM's own.")
     parser.add_argument("source", metavar="VLLM_SOURCE_DIR", type=Path, help="holds the unpacked package `vllm`")
-    parser.add_argument("--cases", type=int, default=200, help="workloads of each profile (default: 200)")
+    parser.add_argument(
+        "--cases",
+        type=int,
+        default=200,
+        help="workloads of each profile, twice: with settings that are off by default, too (default: 200)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the first of them (default: 0)")
     parser.add_argument("--stages", type=int, default=1, help="pipeline stages (default: 1)")
     arguments = parser.parse_args()

@@ -80,6 +80,10 @@ def test_every_range_names_its_sources() -> None:
         ("gpu_memory_utilization", 1.2, "gpu_memory_utilization"),
         ("block_size_tokens", 24, "power of two"),
         ("enable_chunked_prefill", False, "chunked prefill"),
+        ("scheduling_policy", "lifo", "fcfs or priority"),
+        ("watermark", 1.0, r"watermark is 1.0; it must be in \[0, 1\)"),
+        ("long_prefill_token_threshold", -1, "0 \\(no cap\\)"),
+        ("long_prefill_token_threshold", 131_073, "up to max_model_len 131072"),
     ],
 )
 def test_parameters_that_vllm_refuses(field: str, value: object, message: str) -> None:
@@ -98,6 +102,12 @@ def test_launch_arguments() -> None:
     params = replace(deployment().params, enable_prefix_caching=False, block_size_tokens=32)
     changed = vllm.launch(deployment(params=params)).args
     assert changed[-3:] == ["--block-size", "32", "--no-enable-prefix-caching"]
+    params = replace(
+        deployment().params, scheduling_policy="priority", watermark=0.01, long_prefill_token_threshold=512
+    )
+    assert vllm.launch_args(deployment(params=params))[-6:] == [
+        *("--scheduling-policy", "priority", "--watermark", "0.01", "--long-prefill-token-threshold", "512"),
+    ]
 
 
 def test_a_quantized_checkpoint_needs_no_flag_and_is_announced() -> None:
@@ -130,11 +140,14 @@ def test_every_flag_exists_in_vllm(shared_dir: Path) -> None:
         enable_prefix_caching=False,
         async_scheduling=False,
         scheduler_reserve_full_isl=False,
+        scheduling_policy="priority",
+        watermark=0.01,
+        long_prefill_token_threshold=512,
     )
     used = {a for a in vllm.launch(deployment(params=flipped)).args if a.startswith("--")}
     unchunked = replace(deployment().params, enable_chunked_prefill=False, max_model_len=8192)
     used |= {a for a in vllm.launch(deployment(params=unchunked)).args if a.startswith("--")}
-    assert len(used) == 12
+    assert len(used) == 15
     assert used <= known
 
 

@@ -42,6 +42,7 @@ def req(
     *,
     stop: bool = False,
     ids: tuple[int, ...] = (),
+    priority: int = 0,
 ) -> Request:
     """A request that ends by length, or by a stop token long before its limit."""
     return Request(
@@ -51,6 +52,7 @@ def req(
         output_tokens=output_tokens,
         max_tokens=output_tokens + (100 if stop else 0),
         block_ids=ids,
+        priority=priority,
     )
 
 
@@ -63,6 +65,9 @@ def params(
     caching: bool = False,
     lag: bool = True,
     reserve: bool = True,
+    by_priority: bool = False,
+    watermark: float = 0.0,
+    threshold: int = 0,
 ) -> Params:
     """An engine small enough to be followed by hand."""
     return Params(
@@ -73,6 +78,9 @@ def params(
         enable_prefix_caching=caching,
         async_scheduling=lag,
         scheduler_reserve_full_isl=reserve,
+        scheduling_policy="priority" if by_priority else "fcfs",
+        watermark=watermark,
+        long_prefill_token_threshold=threshold,
     )
 
 
@@ -246,6 +254,34 @@ def make_case(rng: random.Random, profile: Profile, num_requests: int) -> Case:
 def seeded_case(seed: int, profile: Profile, num_requests: int = 60) -> Case:
     """The same case for the same arguments, on every machine."""
     return make_case(random.Random(f"{profile}-{seed}"), profile, num_requests)  # noqa: S311 (not a secret)
+
+
+def with_options(case: Case, rng: random.Random) -> Case:
+    """The case with at least one of the settings that are off by default, and requests of few priorities."""
+    budget = case.params.max_num_batched_tokens
+    options: dict[str, object] = {}
+    while not options:
+        if rng.random() < 0.6:
+            options["scheduling_policy"] = "priority"
+        if rng.random() < 0.3:
+            options["watermark"] = rng.choice([0.01, 0.1, 0.5]) * rng.random()
+        if rng.random() < 0.6:
+            options["long_prefill_token_threshold"] = rng.randint(1, max(1, budget // rng.choice([1, 2, 4])))
+    requests = tuple(dataclasses.replace(r, priority=rng.choice([0, 0, 1, -1, 5])) for r in case.requests)
+    return dataclasses.replace(case, requests=requests, params=dataclasses.replace(case.params, **options))
+
+
+def option_case(seed: int, profile: Profile, num_requests: int = 60) -> Case:
+    """:func:`seeded_case` with settings that are off by default."""
+    rng = random.Random(f"options-{profile}-{seed}")  # noqa: S311 (not a secret)
+    return with_options(seeded_case(seed, profile, num_requests), rng)
+
+
+@st.composite
+def option_cases(draw: st.DrawFn, profiles: tuple[Profile, ...] = PROFILES, max_requests: int = 12) -> Case:
+    """Cases with settings that are off by default, for Hypothesis."""
+    case = draw(cases(profiles, max_requests))
+    return with_options(case, draw(st.randoms(use_true_random=False)))
 
 
 @st.composite

@@ -4,7 +4,7 @@ Nothing here is fast: one object a request and a KV block, lists for queues, one
 shares no code with the numba kernel, so that a difference between the two is a mistake in one of them.
 
 Life of a request: ``submit`` -> waiting list -> running list (rows in steps) -> its last token is processed.
-A preempted request goes back to the front of the waiting list.
+A preempted request goes back to the front of the waiting list, or to its place in it when it is ordered by priority.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from oracle.blocks_plain import Block, BlockPool, Identity
 from servewise.types import StepTable
@@ -31,6 +32,7 @@ class Request:
     output_tokens: int
     max_tokens: int
     block_ids: tuple[int, ...] = ()
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,9 @@ class Params:
     enable_prefix_caching: bool = False
     async_scheduling: bool = True
     scheduler_reserve_full_isl: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    watermark: float = 0.0
+    long_prefill_token_threshold: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +115,11 @@ class Live:
     def known(self) -> int:
         """Tokens of prompt and output, those still in flight included."""
         return self.request.input_tokens + self.generated + self.in_flight
+
+    @property
+    def turn(self) -> tuple[int, float, int]:
+        """Its place in the order of priorities."""
+        return self.request.priority, self.request.arrival_s, self.request.id
 
     def identity(self, index: int) -> Identity:
         """What its full block ``index`` contains."""
@@ -213,6 +223,7 @@ class Engine:
         self.begin_s = math.inf
         while self.inbox and self.inbox[0].request.arrival_s <= now_s:
             self.waiting.append(self.inbox.pop(0))
+        self._sort_waiting()
         rows = self.planned or self._plan()
         self.planned = []
         if not rows:
@@ -255,9 +266,10 @@ class Engine:
 
     def _plan(self) -> list[Row]:
         rows: list[Row] = []
-        preempted = self._plan_running(rows)
+        most = self._most_tokens()
+        preempted = self._plan_running(rows, most)
         if not preempted:
-            self._plan_waiting(rows)
+            self._plan_waiting(rows, most)
         self.peak_running = max(self.peak_running, len(self.running))
         self.peak_blocks = max(self.peak_blocks, self.params.num_kv_blocks - len(self.pool.free))
         return rows
@@ -265,7 +277,13 @@ class Engine:
     def _budget_left(self, rows: list[Row]) -> int:
         return self.params.max_num_batched_tokens - sum(row.tokens for row in rows)
 
-    def _plan_running(self, rows: list[Row]) -> bool:
+    def _most_tokens(self) -> int:
+        """The most tokens of one request in this plan."""
+        threshold = self.params.long_prefill_token_threshold
+        alone = len(self.running) + len(self.waiting) == 1
+        return threshold if threshold > 0 and not alone else self.params.max_num_batched_tokens
+
+    def _plan_running(self, rows: list[Row], most: int) -> bool:
         """Give tokens to the running list in order; True when somebody was preempted."""
         preempted = False
         index = 0
@@ -274,15 +292,29 @@ class Engine:
             index += 1
             if live.in_flight > 0 and live.generated + live.in_flight >= live.request.max_tokens:
                 continue  # its last token is in flight, known by length
-            tokens = min(live.known - live.computed, self._budget_left(rows))
-            while self._blocks_short(live, tokens) > len(self.pool.free):
-                victim = self.running.pop()
+            tokens = min(live.known - live.computed, most, self._budget_left(rows))
+            while live in self.running and self._blocks_short(live, tokens) > len(self.pool.free):
+                victim = self._victim()
+                if self.running.index(victim) < index:
+                    index -= 1
+                self.running.remove(victim)
+                self._take_back(rows, victim)
                 self._preempt(victim)
                 preempted = True
-                if victim is live:
-                    return preempted
-            self._add_row(rows, live, tokens)
+            if live in self.running:
+                self._add_row(rows, live, tokens)
         return preempted
+
+    def _victim(self) -> Live:
+        if self.params.scheduling_policy == "priority":
+            return max(self.running, key=lambda live: live.turn)
+        return self.running[-1]
+
+    def _take_back(self, rows: list[Row], live: Live) -> None:
+        """Drop the row that a request has been given in this plan, if it has one."""
+        for row in [row for row in rows if row.live is live]:
+            rows.remove(row)
+            live.in_flight -= row.samples
 
     def _preempt(self, victim: Live) -> None:
         # `in_flight` stays: the token is still delivered when its step ends.
@@ -290,19 +322,25 @@ class Engine:
         victim.computed = 0
         victim.num_preemptions += 1
         self.waiting.insert(0, victim)
+        self._sort_waiting()
 
-    def _plan_waiting(self, rows: list[Row]) -> None:
+    def _sort_waiting(self) -> None:
+        if self.params.scheduling_policy == "priority":
+            self.waiting.sort(key=lambda live: live.turn)
+
+    def _plan_waiting(self, rows: list[Row], most: int) -> None:
         """Admit from the head of the waiting list until something is short."""
         while self.waiting and self._budget_left(rows) > 0 and len(self.running) < self.params.max_num_seqs:
             live = self.waiting[0]
             assert live.in_flight == 0, "the step before the plan that preempted it has been processed"
             hits = self._lookup(live)
             hit_tokens = len(hits) * self.params.block_size_tokens
-            chunk = min(live.known - hit_tokens, self._budget_left(rows))
+            chunk = min(live.known - hit_tokens, most, self._budget_left(rows))
             must_fit = live.known if self.params.scheduler_reserve_full_isl else hit_tokens + chunk
             new_blocks = self._blocks_for(must_fit) - len(hits)
             # Hit blocks that are free now leave the free queue too when touched.
-            if new_blocks + sum(block.ref == 0 for block in hits) > len(self.pool.free):
+            new_blocks += sum(block.ref == 0 for block in hits)
+            if new_blocks + self._blocks_kept_free() > len(self.pool.free):
                 return
             self.running.append(self.waiting.pop(0))
             for block in hits:
@@ -314,6 +352,10 @@ class Engine:
             if live.cached_tokens < 0:
                 live.cached_tokens = hit_tokens
             self._add_row(rows, live, chunk)
+
+    def _blocks_kept_free(self) -> int:
+        """Blocks that admissions must leave; vLLM's null block counts."""
+        return int(self.params.watermark * (self.params.num_kv_blocks + 1)) if self.running else 0
 
     def _lookup(self, live: Live) -> list[Block]:
         """The longest run of cached blocks from the start that leaves at least one token to compute."""

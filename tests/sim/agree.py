@@ -39,7 +39,7 @@ def normalized(case: Case) -> Case:
     """The case as ``sim`` accepts it.
 
     Requests that fill the whole context end by length, as an engine's context limit makes them; there are not
-    more seats than tokens in a step.
+    more seats than tokens in a step, and a cap does not go beyond the context.
     """
     capacity = case.params.num_kv_blocks * case.params.block_size_tokens
     requests = tuple(
@@ -47,7 +47,9 @@ def normalized(case: Case) -> Case:
         for r in case.requests
     )
     seats = min(case.params.max_num_seqs, case.params.max_num_batched_tokens)
-    return replace(case, requests=requests, params=replace(case.params, max_num_seqs=seats))
+    cap = min(case.params.long_prefill_token_threshold, capacity)
+    params = replace(case.params, max_num_seqs=seats, long_prefill_token_threshold=cap)
+    return replace(case, requests=requests, params=params)
 
 
 def workload_of(case: Case, block_size_tokens: int = 0) -> Workload:
@@ -70,6 +72,7 @@ def workload_of(case: Case, block_size_tokens: int = 0) -> Workload:
         ),
         session=None,
         provenance=ASSUMED,
+        priority=np.array([r.priority for r in requests]),
     )
 
 
@@ -95,6 +98,9 @@ def deployment_of(
             enable_chunked_prefill=True,
             async_scheduling=params.async_scheduling,
             scheduler_reserve_full_isl=params.scheduler_reserve_full_isl,
+            scheduling_policy=params.scheduling_policy,
+            watermark=params.watermark,
+            long_prefill_token_threshold=params.long_prefill_token_threshold,
         ),
         num_replicas=num_replicas,
         router=router,

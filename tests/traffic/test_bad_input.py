@@ -90,6 +90,14 @@ def test_more_output_than_declared(tmp_path: Path) -> None:
         read_trace(path)
 
 
+@pytest.mark.parametrize("value", ["", "high", "0.5", "nan", "3000000000"])
+def test_a_priority_that_is_no_whole_number(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(f"arrival_s,input_tokens,output_tokens,priority\n1,2,3,0\n2,3,3,{value}\n")
+    with pytest.raises(TraceFormatError, match=r"line 3: 'priority' is .*; it must be a whole number from -"):
+        read_trace(path)
+
+
 def test_not_utf8_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes((HEAD + ROW).encode() + b"\xff\xfe,1,2\n")

@@ -174,6 +174,15 @@ def test_column_mapping_in_every_container(tmp_path: Path, kind: str, field: str
     assert workload.session.tolist() == [0, 1, 0]
 
 
+def test_priorities(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.csv", "arrival_s,input_tokens,output_tokens,priority\n0,5,6,1\n2,7,8,-3\n4,1,1,0\n")
+    workload = read_trace(path, num_requests=2)
+    assert workload.priority is not None
+    assert workload.priority.tolist() == [1, -3]
+    unknown = write(tmp_path / "none.csv", "arrival_s,input_tokens,output_tokens\n0,5,6\n")
+    assert read_trace(unknown).priority is None
+
+
 def test_columns_with_our_own_names_need_no_mapping(tmp_path: Path) -> None:
     path = write(tmp_path / "own.csv", "arrival_ms,input_tokens,output_tokens\n0,5,6\n250,7,8\n")
     assert read_trace(path).arrival_s.tolist() == [0, 0.25]

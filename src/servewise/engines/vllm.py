@@ -27,6 +27,7 @@ __all__ = [
     "needs_quantized_checkpoint",
     "supported_tensor_parallel_sizes",
     "validate",
+    "validate_policy",
 ]
 
 ENGINE = "vllm"
@@ -244,8 +245,28 @@ def validate(params: VllmParams, model: ModelSpec) -> None:
         )
     if not 0.0 < params.gpu_memory_utilization <= 1.0:
         raise InputError(f"gpu_memory_utilization is {params.gpu_memory_utilization}; it must be in (0, 1]")
+    validate_policy(params)
     if params.block_size_tokens < 1 or params.block_size_tokens & (params.block_size_tokens - 1):
         raise InputError(f"block_size_tokens is {params.block_size_tokens}; it must be a power of two")
+
+
+def validate_policy(params: VllmParams) -> None:
+    """Check the scheduler's settings that are off by default.
+
+    Raises
+    ------
+    InputError
+        Naming the parameter, its value and what is allowed.
+    """
+    if params.scheduling_policy not in ("fcfs", "priority"):
+        raise InputError(f"scheduling_policy is {params.scheduling_policy!r}; it must be fcfs or priority")
+    if not 0.0 <= params.watermark < 1.0:
+        raise InputError(f"watermark is {params.watermark}; it must be in [0, 1)")
+    if not 0 <= params.long_prefill_token_threshold <= params.max_model_len:
+        raise InputError(
+            f"long_prefill_token_threshold is {params.long_prefill_token_threshold}; it must be 0 (no cap) or up to "
+            f"max_model_len {params.max_model_len}"
+        )
 
 
 def capture_sizes(params: VllmParams, gpu: GpuSpec) -> tuple[int, ...]:
@@ -319,6 +340,10 @@ def changed_flags(deployment: Deployment) -> list[str]:
         value = getattr(params, name)
         if value != getattr(usual, name):
             args.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+    for name in ("scheduling_policy", "watermark", "long_prefill_token_threshold"):
+        value = getattr(params, name)
+        if value != getattr(usual, name):
+            args += [f"--{name.replace('_', '-')}", str(value)]
     return args
 
 

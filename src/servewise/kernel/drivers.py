@@ -24,6 +24,7 @@ from servewise.kernel.layout import (
     Times,
 )
 from servewise.kernel.pipeline import Pipeline
+from servewise.kernel.policy import Policy, policy_at
 from servewise.kernel.tgi import Tgi
 from servewise.kernel.views import prefix_at, recorder_at
 
@@ -31,7 +32,8 @@ __all__ = ["advance"]
 
 
 def _vllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
-    return vllm.advance(rep, req, out, times, eng, lim, prefix_at(px, i), recorder_at(rec, i), None, horizon)
+    policy = policy_at(driver, i)
+    return vllm.advance(rep, req, out, times, eng, lim, prefix_at(px, i), recorder_at(rec, i), None, policy, horizon)
 
 
 def _ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -75,6 +77,7 @@ def _sglang(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # typ
 
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
+    Policy: _vllm,
     Ranks: _ranks,
     Group: _disaggregated,
     static.Batching: _static,

@@ -260,7 +260,7 @@ class Ranks(NamedTuple):
     and ``turns``.
 
     ``last``, shape (num_replicas,), is the rank that was chosen last, ``kv_aware`` the form of the router's score.
-    ``rank_of`` is written: the rank that served each request.
+    ``rank_of`` is written: the rank that served each request. ``policy`` is None or the ranks' ``policy.Policy``.
     """
 
     size: int
@@ -269,6 +269,7 @@ class Ranks(NamedTuple):
     turns: Turn
     last: NDArray[np.int64]
     rank_of: NDArray[np.int32]
+    policy: Any
 
 
 class Prefix(NamedTuple):
@@ -354,7 +355,7 @@ def new_fleet(engine: Engine, requests: Requests, num_replicas: int, queue_size:
 
 
 def new_ranks(
-    engine: Engine, requests: Requests, num_replicas: int, size: int, queue_size: int, kv_aware: bool
+    engine: Engine, requests: Requests, num_replicas: int, size: int, queue_size: int, kv_aware: bool, policy: Any
 ) -> Ranks:
     """Ranks with nothing running, ``size`` of each of ``num_replicas`` replicas; see :func:`new_fleet`."""
     n = num_replicas * size
@@ -365,6 +366,7 @@ def new_ranks(
         turns=Turn(ints=np.zeros((n, NUM_TURN_INTS), np.int64), floats=np.zeros((n, NUM_TURN_FLOATS))),
         last=np.full(num_replicas, size - 1, np.int64),
         rank_of=np.zeros(len(requests.arrival), np.int32),
+        policy=policy,
     )
 
 

@@ -50,7 +50,7 @@ def advance(
     ``eng`` has a seat a slot, no lag and no cache.
     """
     num_sampled = rec.counts[1]
-    status = vllm.advance(rep, req, out, times, eng, lim, px, rec, None, horizon)
+    status = vllm.advance(rep, req, out, times, eng, lim, px, rec, None, None, horizon)
     ints = rep.ints
     ints[lo.PEAK_BLOCKS] = ints[lo.PEAK_RUNNING] * slots.blocks
     if slots.by_memory != 0 and ints[lo.SLOTS_BOUND] != 0:

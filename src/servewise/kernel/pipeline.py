@@ -20,7 +20,7 @@ from servewise.kernel import layout as lo
 from servewise.kernel.clock import misses, record_gap, record_sample, send_next
 from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times, compiled
 from servewise.kernel.prefix import hash_blocks, lookup, take_blocks, touch_hits
-from servewise.kernel.vllm import _blocks, _compact, _release, _sort_by_position
+from servewise.kernel.rows import blocks_of, compact, release, sort_by_position
 
 __all__ = ["Pipeline", "advance", "new_pipeline"]
 
@@ -69,7 +69,7 @@ def new_pipeline(engine: Engine, requests: Requests, num_replicas: int, shares: 
 
 
 @compiled
-def _unlink(rep: Replica, calendar: Any, r: int, place: int) -> None:
+def unlink(rep: Replica, calendar: Any, r: int, place: int) -> None:
     """Take a request out of a group's calendar."""
     other = calendar[place]
     if other == r:
@@ -202,12 +202,12 @@ def advance(
                     num_pending += 1
                 r = rep.next_same[r]
             if caching and num_pending > 1:
-                _sort_by_position(rep, num_pending)
+                sort_by_position(rep, num_pending)
             for j in range(num_pending):
                 r = rep.pending[j]
                 whole = req.input_tokens[r] + req.output_tokens[r] - 1
                 scheduled = whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole
-                free += _release(px, caching, r, scheduled, whole, True, shift)
+                free += release(px, caching, r, scheduled, whole, True, shift)
                 rep.running[rep.position[r]] = -1
                 rep.state[r] = lo.GONE
                 num_running -= 1
@@ -227,7 +227,7 @@ def advance(
         if partial >= 0:
             known = req.input_tokens[partial] + rep.generated[partial]
             chunk = min(known - partial_done, eng.max_num_batched_tokens - rows)
-            chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
+            chunk_blocks = blocks_of(partial_done + chunk, shift) - blocks_of(partial_done, shift)
         if eng.stop_at_preemption != 0 and demand + chunk_blocks > free:
             status = lo.PREEMPTED
             break
@@ -252,7 +252,7 @@ def advance(
             rep.preempted[num_preempted] = r
             num_preempted += 1
             if r == partial:
-                free += _release(px, caching, r, partial_done, partial_done, False, shift)
+                free += release(px, caching, r, partial_done, partial_done, False, shift)
                 pipe.seen[r] = step - 1
                 rep.state[r] = lo.WAITING
                 partial = -1
@@ -267,7 +267,7 @@ def advance(
             length = req.input_tokens[r] + tokens - 1
             # the token that a step in flight samples is not known yet, so neither is its last input's block
             known = length - lag if tokens > rep.generated[r] + 1 else length
-            free += _release(px, caching, r, length, known, rep.state[r] != lo.DECODING, shift)
+            free += release(px, caching, r, length, known, rep.state[r] != lo.DECODING, shift)
             pipe.seen[r] = last_row
             if rep.state[r] != lo.ENDED_BY_LENGTH:
                 groups[its_group, ROWS] -= 1
@@ -284,7 +284,7 @@ def advance(
             rep.generated[r] = tokens
             rep.last_emit[r] = emitted[its_group]
             rep.state[r] = lo.WAITING
-            _unlink(rep, pipe.ring[i, its_group], r, (finish // stages) & ring_mask)
+            unlink(rep, pipe.ring[i, its_group], r, (finish // stages) & ring_mask)
         free -= demand + chunk_blocks - granted
         if caching and demand + chunk_blocks > granted:
             take_blocks(px, demand + chunk_blocks - granted)
@@ -331,7 +331,7 @@ def advance(
             done = hit << shift
             chunk = min(known - done, budget)
             gate = known if eng.reserve_full != 0 else done + chunk
-            needed = _blocks(gate, shift) - hit + hit_free
+            needed = blocks_of(gate, shift) - hit + hit_free
             if needed > free:
                 memory_bound = 1
                 break
@@ -342,14 +342,14 @@ def advance(
             else:
                 head += 1
                 out.cached[r] = done
-            fresh = _blocks(done + chunk, shift) - hit
+            fresh = blocks_of(done + chunk, shift) - hit
             free -= fresh + hit_free
             if caching:
                 touch_hits(px, r, hit)
                 take_blocks(px, fresh)
                 hash_blocks(px, r, (done + chunk) >> shift)
             if top == len(rep.running):
-                top = _compact(rep, top)
+                top = compact(rep, top)
             rep.running[top] = r
             rep.position[r] = top
             top += 1

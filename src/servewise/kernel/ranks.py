@@ -24,6 +24,7 @@ from servewise.kernel.layout import (
     Times,
     compiled,
 )
+from servewise.kernel.policy import policy_at
 from servewise.kernel.views import prefix_at, recorder_at, replica_at, turn_at
 
 __all__ = ["advance"]
@@ -48,10 +49,11 @@ def _rank(group: Ranks, i: int, eng: Engine) -> int:
         ints = group.replicas.ints[i * group.size + rank]
         waiting = ints[lo.NUM_PREEMPTED_WAITING] + ints[lo.QUEUE_END] - ints[lo.QUEUE_HEAD]
         unfinished = ints[lo.QUEUE_END] - ints[lo.NUM_FINISHED]
-        weight = WAITING_SCORE
-        if group.kv_aware != 0:
-            weight = KV_SCORE * max(0.0, (eng.num_blocks - ints[lo.FREE]) / eng.num_blocks - KV_SCORE_FROM)
-        score = unfinished + waiting * weight
+        extra = waiting * WAITING_SCORE
+        if group.kv_aware != 0:  # in vLLM's order, so that equal scores stay equal when rounded
+            used = (eng.num_blocks - ints[lo.FREE]) / eng.num_blocks
+            extra = waiting * KV_SCORE * max(0.0, used - KV_SCORE_FROM)
+        score = unfinished + extra
         if best < 0 or score < best_score:
             best = rank
             best_score = score
@@ -139,8 +141,9 @@ def _take_turn(
     rep = replica_at(group.replicas, k)
     rep.floats[lo.NOW] = now
     rep.floats[lo.LAST_START] = last_start
-    turn = turn_at(group.turns, k)
-    return vllm.advance(rep, req, out, times, eng, lim, prefix_at(px, k), recorder_at(rec, k), turn, float("inf"))
+    turn, policy = turn_at(group.turns, k), policy_at(group.policy, k)
+    own_px, own_rec = prefix_at(px, k), recorder_at(rec, k)
+    return vllm.advance(rep, req, out, times, eng, lim, own_px, own_rec, turn, policy, float("inf"))
 
 
 @compiled

@@ -32,7 +32,7 @@ from servewise.kernel.layout import (
     compiled,
 )
 from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, look_up, release
-from servewise.kernel.vllm import _compact, _sort_by_position, _steps_before_shortage, _unlink
+from servewise.kernel.rows import compact, sort_by_position, steps_before_shortage, unlink
 
 __all__ = ["Sglang", "advance", "new_sglang", "sglang_at"]
 
@@ -466,7 +466,7 @@ def _retract_one(
     if rep.state[victim] == lo.ENDED_BY_STOP:
         ints[lo.NUM_WASTED] -= 1
     else:
-        _unlink(rep, victim, rep.finish_step[victim] & (len(rep.ring) - 1))
+        unlink(rep, victim, rep.finish_step[victim] & (len(rep.ring) - 1))
     if eng.caching != 0:
         ints[lo.FREE] += drop(state.tree, victim, _pages(length, shift))
         evict(px, state.tree, _pages(RETRACT_STEPS * ints[lo.ROWS], shift))
@@ -620,7 +620,7 @@ def _process_outputs(
             rep.preempted[mine[NUM_FRESH]] = r
             mine[NUM_FRESH] += 1
     if eng.caching != 0 and ints[lo.NUM_PENDING] > 1:
-        _sort_by_position(rep, ints[lo.NUM_PENDING])
+        sort_by_position(rep, ints[lo.NUM_PENDING])
     for i in range(ints[lo.NUM_PENDING]):
         r = rep.pending[i]
         if rep.state[r] != lo.WAITING and math.isnan(out.last[r]):
@@ -639,7 +639,7 @@ def _join(rep: Replica, req: Requests, state: Sglang, shift: int, completed: int
     if ints[lo.NUM_RUNNING] == completed + (1 if ints[lo.PARTIAL] >= 0 else 0):
         top = 0
     elif in_front or top + completed > len(rep.running):
-        top = _compact(rep, top)
+        top = compact(rep, top)
     mine[FIRST_JOINED] = top
     if in_front:
         for i in range(top - 1, -1, -1):
@@ -680,7 +680,7 @@ def _equal_steps(
     if knot + 1 < len(times.knots):
         count = min(count, math.ceil((times.knots[knot + 1] * rows - ints[lo.CONTEXT]) / rows))
     if count > 1:
-        count = 1 + _steps_before_shortage(rep.phase, ints[lo.STEP] + 1, ints[lo.FREE], rows, count - 1)
+        count = 1 + steps_before_shortage(rep.phase, ints[lo.STEP] + 1, ints[lo.FREE], rows, count - 1)
     if count > 1 and (state.ints[LATCH] == 0 or state.ints[LATCH_OFF] != 0):
         if ints[lo.NUM_PREEMPTED_WAITING] > 0:
             return 1

@@ -36,7 +36,7 @@ from servewise.kernel.prefix import (
     take_blocks,
     touch_hits,
 )
-from servewise.kernel.vllm import _blocks, _compact, _steps_before_shortage, _unlink
+from servewise.kernel.rows import blocks_of, compact, steps_before_shortage, unlink
 
 __all__ = ["Trtllm", "advance", "new_trtllm", "trtllm_at"]
 
@@ -128,7 +128,7 @@ def _wait_in_order(rep: Replica, count: int, r: int) -> None:
 def _run_in_order(rep: Replica, top: int, r: int) -> int:
     """Put a request into the running list, almost always at its end; returns the list's new length."""
     if top == len(rep.running):
-        top = _compact(rep, top)
+        top = compact(rep, top)
     i = top
     while i > 0 and (rep.running[i - 1] < 0 or rep.running[i - 1] > r):
         other = rep.running[i - 1]
@@ -189,14 +189,14 @@ def _pause(rep: Replica, req: Requests, out: Outputs, px: Prefix, caching: bool,
     out.preemptions[r] += 1
     ended = False
     if r == ints[lo.PARTIAL]:
-        blocks = _blocks(req.input_tokens[r] + rep.generated[r], shift)
+        blocks = blocks_of(req.input_tokens[r] + rep.generated[r], shift)
         known = ints[lo.PARTIAL_DONE]
         ints[lo.PARTIAL] = -1
     else:
         # the token that its running step samples is not known yet, and the last one that is has no place yet
         emitted = req.output_tokens[r] - (rep.finish_step[r] - step)
         length = req.input_tokens[r] + emitted - 1
-        blocks = _blocks(length, shift)
+        blocks = blocks_of(length, shift)
         known = length - 1
         ended = rep.state[r] != lo.DECODING
         if rep.state[r] != lo.ENDED_BY_LENGTH:
@@ -208,7 +208,7 @@ def _pause(rep: Replica, req: Requests, out: Outputs, px: Prefix, caching: bool,
         if not ended:
             rep.generated[r] = emitted
             rep.last_emit[r] = now
-            _unlink(rep, r, rep.finish_step[r] & (len(rep.ring) - 1))
+            unlink(rep, r, rep.finish_step[r] & (len(rep.ring) - 1))
     ints[lo.FREE] += release_stored_blocks(px, r, blocks, known >> shift, ended) if caching else blocks
     if ended:
         rep.state[r] = lo.GONE
@@ -305,7 +305,7 @@ def _must_wait(
             hit, hit_free = lookup(px, r, (known - 1) >> shift)
             if _is_deferred(trt, px, trt.counts[PLAN] - 1, r, hit, known >> shift):
                 continue
-        needed = _blocks(known, shift) if trt.evicting != 0 else trt.blocks[r]
+        needed = blocks_of(known, shift) if trt.evicting != 0 else trt.blocks[r]
         counted = known
         if trt.counts_reuse != 0:
             needed -= hit - hit_free
@@ -444,7 +444,7 @@ def advance(
                         ints[lo.NUM_PREEMPTED_WAITING] += 1
                     i += 1
                     continue
-            total = _blocks(known, shift)
+            total = blocks_of(known, shift)
             needed = total if evicting else trt.blocks[r]
             spared = hit - hit_free if trt.counts_reuse != 0 else 0
             if evicting and needed - spared > ints[lo.FREE] - kept:  # then a deferred one may take from younger ones
@@ -525,7 +525,7 @@ def advance(
             if rep.state[r] == lo.GONE:
                 continue
             whole = req.input_tokens[r] + req.output_tokens[r] - 1
-            blocks = _blocks(whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole, shift)
+            blocks = blocks_of(whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole, shift)
             ints[lo.FREE] += release_stored_blocks(px, r, blocks, whole >> shift, True) if caching else blocks
             if evicting:
                 rep.running[rep.position[r]] = -1
@@ -587,7 +587,7 @@ def advance(
                 if knot + 1 < num_knots:
                     count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
                 if evicting and count > 1:
-                    count = 1 + _steps_before_shortage(rep.phase, step + 1, ints[lo.FREE], rows, count - 1)
+                    count = 1 + steps_before_shortage(rep.phase, step + 1, ints[lo.FREE], rows, count - 1)
                 if count > 1 and not blocked:
                     arrival = min(horizon, req.arrival[rep.queue[head]]) if head < end else horizon
                     delay = arrival - now

@@ -11,7 +11,6 @@ a row finishes, the free blocks run out, a piece of the step table ends, or a pl
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from servewise.kernel import layout as lo
 from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
@@ -27,75 +26,30 @@ from servewise.kernel.layout import (
     Turn,
     compiled,
 )
-from servewise.kernel.prefix import hash_blocks, lookup, release_blocks, take_blocks, touch_hits
+from servewise.kernel.policy import (
+    BUDGET,
+    NUM_PARTIAL,
+    NUM_PREFILLED,
+    PREEMPTED,
+    PREFILL_TOKENS,
+    Policy,
+    needs_every_row,
+    plan_running,
+    pop_first,
+    push,
+)
+from servewise.kernel.prefix import hash_blocks, lookup, take_blocks, touch_hits
+from servewise.kernel.rows import (
+    blocks_of,
+    compact,
+    next_finish_after,
+    release,
+    sort_by_position,
+    steps_before_shortage,
+    unlink,
+)
 
 __all__ = ["advance"]
-
-
-@compiled
-def _blocks(tokens: int, shift: int) -> int:
-    return (tokens + (1 << shift) - 1) >> shift
-
-
-@compiled
-def _release(px: Prefix, caching: bool, r: int, scheduled: int, known: int, ended: bool, shift: int) -> int:
-    """Free the blocks of a request's ``scheduled`` tokens, of which ``known`` can have an identity."""
-    blocks = _blocks(scheduled, shift)
-    return release_blocks(px, r, blocks, known >> shift, ended) if caching else blocks
-
-
-@compiled
-def _steps_before_shortage(phase: Any, step: int, free: int, rows: int, limit: int) -> int:
-    """Most steps (at most ``limit``) after step number ``step`` that ``free`` blocks allow."""
-    size = len(phase)
-    if (limit // size + 1) * rows <= free:
-        return limit
-    cycles = free // rows
-    free -= cycles * rows
-    steps = cycles * size
-    while steps < limit:
-        free -= phase[(step + steps) & (size - 1)]
-        if free < 0:
-            return steps
-        steps += 1
-    return limit
-
-
-@compiled
-def _unlink(rep: Replica, r: int, bucket: int) -> None:
-    """Take a request out of the calendar."""
-    other = rep.ring[bucket]
-    if other == r:
-        rep.ring[bucket] = rep.next_same[r]
-        return
-    while rep.next_same[other] != r:
-        other = rep.next_same[other]
-    rep.next_same[other] = rep.next_same[r]
-
-
-@compiled
-def _compact(rep: Replica, top: int) -> int:
-    """Close the gaps of the running list; returns its new length."""
-    kept = 0
-    for i in range(top):
-        r = rep.running[i]
-        if r >= 0:
-            rep.running[kept] = r
-            rep.position[r] = kept
-            kept += 1
-    return kept
-
-
-@compiled
-def _sort_by_position(rep: Replica, count: int) -> None:
-    """Order requests that ended together as they stand in the running list: so they are freed."""
-    for i in range(1, count):
-        r = rep.pending[i]
-        j = i - 1
-        while j >= 0 and rep.position[rep.pending[j]] > rep.position[r]:
-            rep.pending[j + 1] = rep.pending[j]
-            j -= 1
-        rep.pending[j + 1] = r
 
 
 @compiled
@@ -110,6 +64,13 @@ def _hash_named_outputs(rep: Replica, req: Requests, px: Prefix, top: int, step:
 
 
 @compiled
+def _first_waiting(rep: Replica, policy: Policy | None, num_preempted: int, head: int) -> int:
+    if policy is not None and policy.by_priority != 0:
+        return policy.waiting[0]  # type: ignore[no-any-return]
+    return rep.preempted[num_preempted - 1] if num_preempted > 0 else rep.queue[head]  # type: ignore[no-any-return]
+
+
+@compiled
 def advance(
     rep: Replica,
     req: Requests,
@@ -120,6 +81,7 @@ def advance(
     px: Prefix,
     rec: Recorder,
     turn: Turn | None,
+    policy: Policy | None,
     horizon: float,
 ) -> int:
     """Simulate every step that is planned before ``horizon``; returns a status of ``layout``.
@@ -129,7 +91,7 @@ def advance(
 
     A rank in lock step with others takes ``turn``s (numba compiles a function of its own for it): it plans a step
     and returns, and with the next call it runs the step as ``turn`` says by then. A plan that turns out empty
-    leaves ``turn`` without one.
+    leaves ``turn`` without one. A ``policy`` (again a function of its own) has the settings that are off by default.
     """
     ints, floats = rep.ints, rep.floats
     step = ints[lo.STEP]
@@ -162,6 +124,8 @@ def advance(
     decode_time = floats[lo.DECODE_TIME]
     row_time = floats[lo.ROW_TIME]
     next_sample = floats[lo.NEXT_SAMPLE]
+    if policy is not None:
+        partial = -1  # there may be several: the policy keeps them
     finished = 0
     steps = 0
     windows = 0
@@ -200,20 +164,64 @@ def advance(
             visible = last_start if (lag == 1 and busy == 1) else now
             if visible >= horizon:
                 break
+            preempting = False
+            by_rows = False
+            pairs = 0.0
+            most_tokens = far
+            overtaken = False
+            if policy is not None:
+                if policy.by_priority != 0:
+                    while head < end and req.arrival[rep.queue[head]] <= visible:
+                        push(policy, num_preempted, rep.queue[head])
+                        num_preempted += 1
+                        head += 1
+                if policy.most_tokens != 0:
+                    others = num_running + num_preempted
+                    if head < end and req.arrival[rep.queue[head]] <= visible:
+                        others += 1
+                    if head + 1 < end and req.arrival[rep.queue[head + 1]] <= visible:
+                        others += 1
+                    if others > 1:
+                        most_tokens = policy.most_tokens
+                by_rows = needs_every_row(rep, policy, step, free)
+                if by_rows:
+                    ints[lo.ROWS] = rows
+                    ints[lo.CONTEXT] = context
+                    ints[lo.NUM_RUNNING] = num_running
+                    ints[lo.RUN_TOP] = top
+                    ints[lo.FREE] = free
+                    ints[lo.NUM_PREEMPTED_WAITING] = num_preempted
+                    ints[lo.NUM_WASTED] = num_wasted
+                    allowed, pairs = plan_running(rep, req, out, eng, px, policy, most_tokens, step, now)
+                    if not allowed:
+                        status = lo.PREEMPTED
+                        break
+                    rows = ints[lo.ROWS]
+                    context = ints[lo.CONTEXT]
+                    num_running = ints[lo.NUM_RUNNING]
+                    top = ints[lo.RUN_TOP]
+                    free = ints[lo.FREE]
+                    num_preempted = ints[lo.NUM_PREEMPTED_WAITING]
+                    num_wasted = ints[lo.NUM_WASTED]
+                    preemptions += policy.ints[PREEMPTED]
+                    preempting = policy.ints[PREEMPTED] > 0
+                    if preempting:
+                        memory_bound = 1
             # --- plan: the running list. Decode rows take one token each, the unfinished prefill (always the last
             # admitted request) the rest of the budget.
             demand = rep.phase[step & phase_mask]
+            if policy is not None and by_rows:
+                demand = 0
             chunk = 0
             chunk_blocks = 0
             if partial >= 0:
                 known = req.input_tokens[partial] + rep.generated[partial]
                 chunk = min(known - partial_done, eng.max_num_batched_tokens - rows)
                 if not whole_prompts:
-                    chunk_blocks = _blocks(partial_done + chunk, shift) - _blocks(partial_done, shift)
+                    chunk_blocks = blocks_of(partial_done + chunk, shift) - blocks_of(partial_done, shift)
             if eng.stop_at_preemption != 0 and demand + chunk_blocks > free:
                 status = lo.PREEMPTED
                 break
-            preempting = False
             granted = 0
             while demand + chunk_blocks - granted > free:
                 preempting = True
@@ -233,7 +241,7 @@ def advance(
                 out.preemptions[r] += 1
                 if r == partial:
                     held = req.input_tokens[r] + rep.generated[r] if whole_prompts else partial_done
-                    free += _release(px, caching, r, held, partial_done, False, shift)
+                    free += release(px, caching, r, held, partial_done, False, shift)
                     partial = -1
                     chunk = 0
                     chunk_blocks = 0
@@ -242,7 +250,7 @@ def advance(
                     length = req.input_tokens[r] + emitted - 1
                     # the token that its running step samples is not known yet, so neither is its last input's block
                     known = length - lag if emitted > rep.generated[r] + 1 else length
-                    free += _release(px, caching, r, length, known, rep.state[r] != lo.DECODING, shift)
+                    free += release(px, caching, r, length, known, rep.state[r] != lo.DECODING, shift)
                     if rep.state[r] != lo.ENDED_BY_LENGTH:
                         rows -= 1
                         context -= length + 1
@@ -255,17 +263,13 @@ def advance(
                         continue
                     rep.generated[r] = emitted
                     rep.last_emit[r] = now
-                    _unlink(rep, r, rep.finish_step[r] & ring_mask)
+                    unlink(rep, r, rep.finish_step[r] & ring_mask)
                 rep.state[r] = lo.WAITING
                 rep.preempted[num_preempted] = r
                 num_preempted += 1
             if preempting and rows > 0:
                 if next_finish < far:
-                    next_finish = step + 1
-                    while rep.ring[next_finish & ring_mask] < 0 and next_finish - step <= ring_mask:
-                        next_finish += 1
-                    if next_finish - step > ring_mask:
-                        next_finish = far
+                    next_finish = next_finish_after(rep, step, far)
             elif preempting:
                 next_finish = far
             free -= demand + chunk_blocks - granted
@@ -276,7 +280,12 @@ def advance(
             budget = eng.max_num_batched_tokens - rows - chunk
             num_prefilled = 0
             prefill_tokens = chunk
-            pairs = 0.0
+            if policy is not None and by_rows:
+                budget = policy.ints[BUDGET]
+                num_prefilled = policy.ints[NUM_PREFILLED]
+                prefill_tokens = policy.ints[PREFILL_TOKENS]
+                if budget == 0:
+                    budget_bound = 1
             if partial >= 0:
                 pairs = chunk * (partial_done + 0.5 * (chunk + 1))
                 partial_done += chunk
@@ -301,7 +310,7 @@ def advance(
                         slots_bound = 1
                         blocked = True
                         break
-                    r = rep.preempted[num_preempted - 1] if num_preempted > 0 else rep.queue[head]
+                    r = _first_waiting(rep, policy, num_preempted, head)
                     known = req.input_tokens[r] + rep.generated[r]
                     hit = 0
                     hit_free = 0
@@ -309,11 +318,17 @@ def advance(
                         hit, hit_free = lookup(px, r, (known - 1) >> shift)
                     done = hit << shift
                     chunk = min(known - done, budget)
+                    if policy is not None:
+                        chunk = min(chunk, most_tokens)
                     gate = known if eng.reserve_full != 0 else done + chunk
-                    needed = _blocks(gate, shift) - hit + hit_free
+                    needed = blocks_of(gate, shift) - hit + hit_free
+                    if policy is not None and num_running > 0:
+                        needed += policy.watermark_blocks
                     if needed > free:
                         memory_bound = 1
                         blocked = True
+                        if policy is not None:
+                            overtaken = policy.by_priority != 0
                         break
                     peak_gate = max(peak_gate, eng.num_blocks - free + needed)
                     if num_preempted > 0:
@@ -321,14 +336,18 @@ def advance(
                     else:
                         head += 1
                         out.cached[r] = done
-                    fresh = _blocks(known if whole_prompts else done + chunk, shift) - hit
+                    if policy is not None and policy.by_priority != 0:
+                        pop_first(policy, num_preempted + 1)
+                        if out.preemptions[r] == 0:
+                            out.cached[r] = done
+                    fresh = blocks_of(known if whole_prompts else done + chunk, shift) - hit
                     free -= fresh + hit_free
                     if caching:
                         touch_hits(px, r, hit)
                         take_blocks(px, fresh)
                         hash_blocks(px, r, (done + chunk) >> shift)
                     if top == len(rep.running):
-                        top = _compact(rep, top)
+                        top = compact(rep, top)
                     rep.running[top] = r
                     rep.position[r] = top
                     top += 1
@@ -341,8 +360,12 @@ def advance(
                         num_prefilled += 1
                     else:
                         rep.state[r] = lo.PREFILLING
-                        partial = r
-                        partial_done = done + chunk
+                        if policy is None:
+                            partial = r
+                            partial_done = done + chunk
+                        else:
+                            policy.ints[NUM_PARTIAL] += 1
+                            policy.done[r] = done + chunk
             if caching and px.counters[0] != 0:
                 status = lo.OVERFLOW
                 break
@@ -354,7 +377,7 @@ def advance(
             # --- the previous step's output is processed: requests that ended leave, after this plan.
             released = False
             if caching and num_pending > 1:
-                _sort_by_position(rep, num_pending)
+                sort_by_position(rep, num_pending)
             if lag == 1 and num_pending > 0:
                 for i in range(num_pending):
                     r = rep.pending[i]
@@ -362,7 +385,7 @@ def advance(
                         continue
                     whole = req.input_tokens[r] + req.output_tokens[r] - 1
                     scheduled = whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole
-                    free += _release(px, caching, r, scheduled, whole, True, shift)
+                    free += release(px, caching, r, scheduled, whole, True, shift)
                     rep.running[rep.position[r]] = -1
                     num_running -= 1
                     released = True
@@ -416,18 +439,24 @@ def advance(
                 )
             else:
                 first = times.decode_fixed[rows] + attention
-                if eng.single_step == 0 and num_wasted == 0 and not preempting and not (blocked and released):
+                if (
+                    eng.single_step == 0
+                    and num_wasted == 0
+                    and not by_rows
+                    and not preempting
+                    and not (blocked and released)
+                ):
                     count = next_finish - step
                     if knot + 1 < num_knots:
                         count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
                     if count > 1:
-                        count = 1 + _steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
+                        count = 1 + steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
                     if names_output:  # blocks that fill up get their identity in the plan of that very step
                         silent = 1
                         while silent < count and rep.phase[(step + 1 - lag + silent) & phase_mask] == 0:
                             silent += 1
                         count = silent
-                    if count > 1 and not blocked:
+                    if count > 1 and (overtaken or not blocked):
                         arrival = horizon
                         if head < end:
                             arrival = min(arrival, req.arrival[rep.queue[head]])
@@ -441,7 +470,7 @@ def advance(
                 turn.ints[lo.PREFILL_TOKENS] = prefill_tokens
                 turn.ints[lo.NUM_PREFILLED] = num_prefilled
                 turn.ints[lo.COUNT] = count
-                turn.ints[lo.BLOCKED] = int(blocked)
+                turn.ints[lo.BLOCKED] = int(blocked and not overtaken)
                 turn.floats[lo.FIRST] = first
                 turn.floats[lo.GROWTH] = growth
                 break
@@ -548,12 +577,12 @@ def advance(
                 break
         if lag == 0 and num_pending > 0:  # the next plan knows that they ended
             if caching and num_pending > 1:
-                _sort_by_position(rep, num_pending)
+                sort_by_position(rep, num_pending)
             for i in range(num_pending):
                 r = rep.pending[i]
                 if rep.state[r] == lo.ENDED_BY_LENGTH:
                     whole = req.input_tokens[r] + req.output_tokens[r] - 1
-                    free += _release(px, caching, r, whole, whole, True, shift)
+                    free += release(px, caching, r, whole, whole, True, shift)
                     rep.running[rep.position[r]] = -1
                     rep.state[r] = lo.GONE
                     num_running -= 1
@@ -568,6 +597,8 @@ def advance(
     ints[lo.RUN_TOP] = top
     ints[lo.FREE] = free
     ints[lo.PARTIAL] = partial
+    if policy is not None:
+        ints[lo.PARTIAL] = policy.ints[NUM_PARTIAL] - 1  # whether there is one, for the router
     ints[lo.PARTIAL_DONE] = partial_done
     ints[lo.NUM_PREEMPTED_WAITING] = num_preempted
     ints[lo.QUEUE_HEAD] = head

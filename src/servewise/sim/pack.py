@@ -36,6 +36,8 @@ class Packed:
         Nodes of each request that lie within its prompt.
     session : int64 array or None
         Conversation of each request, numbered from 0; None when unknown.
+    priority : int64 array, shape (num_accepted,), or None
+        As the workload has it.
     """
 
     requests: layout.Requests
@@ -49,6 +51,7 @@ class Packed:
     names_output: bool
     prompt_nodes: NDArray[np.int64]
     session: NDArray[np.int64] | None
+    priority: NDArray[np.int64] | None = None
 
 
 def pack_times(table: StepTable) -> layout.Times:
@@ -95,6 +98,7 @@ def pack_accepted(
     fits = (room >= 1) & accepts
     accepted: NDArray[np.int64] | None = None
     prefix = workload.prefix
+    priority = workload.priority
     arrival, inputs, outputs, declared = (
         workload.arrival_s,
         workload.input_tokens,
@@ -130,6 +134,7 @@ def pack_accepted(
         names_output=bool(np.any(listed * node_tokens > inputs)),
         prompt_nodes=np.minimum(listed, inputs // node_tokens),
         session=_numbered(workload.session, accepted),
+        priority=priority if priority is None or accepted is None else priority[accepted],
     )
 
 

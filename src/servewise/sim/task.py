@@ -105,11 +105,10 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
     if task.concurrency:  # the kernel writes the arrivals, of every run anew
         at_once = np.arange(num_requests) < task.concurrency
         requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
+    slots = replace(task.deployment, num_replicas=num_replicas)
+    driver = driver_of(slots).driver(packed, slots, engine, task.memory)
     if task.ranks > 1:
-        driver = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware)
-    else:
-        slots = replace(task.deployment, num_replicas=num_replicas)
-        driver = driver_of(slots).driver(packed, slots, engine, task.memory)
+        driver = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware, driver)
     return Arrays(
         fleet=layout.new_fleet(engine, requests, num_replicas, room, not by_turns),
         requests=requests,

@@ -29,6 +29,7 @@ FIELDS = (
     "input_tokens",
     "output_tokens",
     "max_tokens",
+    "priority",
     "session",
     "request_id",
     "parent_id",

@@ -40,7 +40,7 @@ def read_trace(
     columns : mapping of str to str or None
         What columns of any other file mean, e.g. ``{"arrival_ms": "t", "input_tokens": "in", "output_tokens":
         "out"}``. The unit of time is part of the field: ``arrival_s``, ``_ms``, ``_us``, ``_ns``, or
-        ``arrival_time`` for date and time. Optional: ``max_tokens``, ``session``, ``request_id`` with
+        ``arrival_time`` for date and time. Optional: ``max_tokens``, ``priority``, ``session``, ``request_id`` with
         ``parent_id``, ``hash_ids``.
     block_size_tokens : int [tokens]
         Of one hash id, when ``columns`` maps ``hash_ids``.
@@ -118,6 +118,7 @@ def _workload(path: Path, trace: TraceFormat, rows: Rows) -> Workload:
         prefix=prefix,
         session=session,
         provenance=Provenance(kind="measured", source=trace.source, note="; ".join(notes)),
+        priority=rows.take_int("priority") if "priority" in trace.columns else None,
     )
     if not rows.num_unsorted:
         return workload

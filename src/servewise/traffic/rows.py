@@ -20,6 +20,7 @@ MAX_TOKENS = 2**31 - 1
 
 _SPARE_PART = 16
 _TOKEN_FIELDS = ("input_tokens", "output_tokens", "max_tokens")
+_LARGEST_PRIORITY = 2**31 - 1
 _NAME_FIELDS = ("session", "request_id", "parent_id")
 
 
@@ -91,6 +92,8 @@ class Rows:
         bad = arrival_is_bad.copy()
         for values in tokens.values():
             bad |= ~((values >= 1) & (values <= MAX_TOKENS) & (values == np.floor(values)))
+        if "priority" in frame.columns:
+            bad |= ~_is_priority(_number(frame["priority"]))
         if "max_tokens" in tokens:
             bad |= tokens["max_tokens"] < tokens["output_tokens"]
         if "hash_ids" in frame.columns:
@@ -119,6 +122,8 @@ class Rows:
         self._put("arrival_s", arrival)
         for name, values in tokens.items():
             self._put(name, values[keep])
+        if "priority" in frame.columns:
+            self._put("priority", _number(frame["priority"])[keep])
         mask = pl.Series(keep)
         for name in _NAME_FIELDS:
             if name in frame.columns:
@@ -194,6 +199,9 @@ class Rows:
                 number = _number(one[name])[0]
                 if not (1 <= number <= MAX_TOKENS and number == np.floor(number)):
                     return f"{shown[name]}; it must be a whole number of tokens from 1 to {MAX_TOKENS}"
+        if "priority" in values and not _is_priority(_number(one["priority"]))[0]:
+            most = _LARGEST_PRIORITY
+            return f"{shown['priority']}; it must be a whole number from {-most} to {most}, lower is served first"
         if "max_tokens" in values and _number(one["max_tokens"])[0] < _number(one["output_tokens"])[0]:
             return f"{shown['max_tokens']} but {shown['output_tokens']}: more output than the declared limit"
         if "hash_ids" in values:
@@ -221,6 +229,11 @@ def _number(values: pl.Series) -> NDArray[np.float64]:
     elif not values.dtype.is_numeric():
         return np.full(len(values), np.nan)
     return values.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
+
+
+def _is_priority(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    whole: NDArray[np.bool_] = values == np.floor(values)
+    return whole & (np.abs(values) <= _LARGEST_PRIORITY)
 
 
 def _date_time(values: pl.Series) -> pl.Series:

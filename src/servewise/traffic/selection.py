@@ -29,6 +29,7 @@ def select_requests(workload: Workload, requests: NDArray[np.int64]) -> Workload
         max_tokens=workload.max_tokens[requests],
         prefix=None if workload.prefix is None else prefix_of_requests(workload.prefix, requests),
         session=None if workload.session is None else workload.session[requests],
+        priority=None if workload.priority is None else workload.priority[requests],
     )
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "LlamacppParams",
     "OllamaParams",
     "SchedulePolicy",
+    "SchedulingPolicy",
     "SglangParams",
     "TgiParams",
     "TrtllmParams",
@@ -26,6 +27,7 @@ CacheType = Literal["f16", "q8_0", "q4_0"]
 CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 SchedulePolicy = Literal["fcfs", "lpm"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 CONTEXT_PADDING = 256
 """llama.cpp pads a stream's cells to a multiple of this (``src/llama-context.cpp``)."""
 
@@ -44,6 +46,9 @@ class VllmParams:
     async_scheduling: bool
     scheduler_reserve_full_isl: bool
     cudagraph_mode: CudagraphMode = "FULL_AND_PIECEWISE"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    watermark: float = 0.0
+    long_prefill_token_threshold: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

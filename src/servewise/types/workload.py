@@ -61,6 +61,8 @@ class Workload:
         None means that nothing is known about shared prefixes; it does not mean that none are shared.
     session : int64 array, shape (num_requests,) or None
         Conversation a request belongs to, for session-sticky routing; None when unknown.
+    priority : int64 array, shape (num_requests,) or None
+        For engines that serve by priority, a lower one first; None when unknown: all are the same.
     provenance : Provenance
     """
 
@@ -73,6 +75,7 @@ class Workload:
     prefix: PrefixBlocks | None
     session: NDArray[np.int64] | None
     provenance: Provenance
+    priority: NDArray[np.int64] | None = None
 
     @property
     def num_requests(self) -> int:

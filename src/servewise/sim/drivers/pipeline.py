@@ -40,6 +40,12 @@ class VllmPipeline:
                 f"data_parallel_size {deployment.parallelism.data_parallel_size} with pipeline stages is not "
                 "simulated; use one of the two"
             )
+        params = deployment.vllm_params
+        if params.scheduling_policy != "fcfs" or params.watermark or params.long_prefill_token_threshold:
+            raise InputError(
+                "scheduling_policy priority, watermark and long_prefill_token_threshold are not simulated with pipeline "
+                "stages; leave them at their defaults"
+            )
         return Vllm().check(deployment, memory)
 
     def accepts(self, workload: Workload, deployment: Deployment) -> NDArray[np.bool_]:

@@ -7,8 +7,10 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from servewise.engines.vllm import validate_policy
 from servewise.errors import InputError
 from servewise.kernel import layout
+from servewise.kernel.policy import Policy, new_policy
 from servewise.sim.drivers.base import plain_engine
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, MemoryReport, Workload
@@ -40,6 +42,7 @@ class Vllm:
                 f"max_num_batched_tokens {params.max_num_batched_tokens} is below max_num_seqs "
                 f"{params.max_num_seqs}; raise it, or lower max_num_seqs"
             )
+        validate_policy(params)
         return params.max_num_batched_tokens
 
     def accepts(self, workload: Workload, deployment: Deployment) -> NDArray[np.bool_]:
@@ -57,9 +60,28 @@ class Vllm:
             caching=int(params.enable_prefix_caching),
         )
 
-    def driver(self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport) -> None:
-        """None: the parameters of ``layout.Engine`` are all."""
-        del packed, deployment, engine, memory
+    def driver(
+        self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport
+    ) -> Policy | None:
+        """The settings that are off by default, or None if they are."""
+        params = deployment.vllm_params
+        # vLLM's null block, which it counts too
+        watermark_blocks = int(params.watermark * (memory.num_kv_blocks + 1))
+        by_priority = params.scheduling_policy == "priority"
+        if not by_priority and watermark_blocks == 0 and params.long_prefill_token_threshold == 0:
+            return None
+        num_requests = len(packed.requests.arrival)
+        num_replicas = deployment.num_replicas
+        priority = packed.priority if packed.priority is not None else np.zeros(num_requests, np.int64)
+        return new_policy(
+            engine,
+            num_replicas * deployment.parallelism.data_parallel_size,
+            num_requests=num_requests,
+            queue_size=num_requests,
+            priority=priority if by_priority else None,
+            watermark_blocks=watermark_blocks,
+            most_tokens=params.long_prefill_token_threshold,
+        )
 
 
 def routes_by_kv_use(deployment: Deployment) -> bool:

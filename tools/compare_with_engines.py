@@ -1,0 +1,331 @@
+"""Hold the simulator against a real engine: the same burst, the same settings, the KV cache too small for it.
+
+    python tools/compare_with_engines.py --engine vllm --venv VENV --model DIR [--repeats 3] [--policy ...]
+    python tools/compare_with_engines.py --engine sglang --venv VENV --model DIR [--repeats 3]
+
+VENV is a virtual environment with vLLM's CPU build (0.32) or SGLang 0.5 (its GPU kernels may be stubs), DIR a small
+model in Hugging Face format. The server runs on one core (``--core``); nothing else should run there.
+
+Bursts of known lengths (``ignore_eos``) go to the server: equal ones, and ones of mixed lengths and priorities. Each is
+simulated with the times at which the client sent its requests and an affine step table: a decode step takes the run's
+median gap between tokens, what is left of the run's time is divided among the tokens of prompts. So only times on this
+machine are fitted, no rule; what is compared hardly depends on them:
+
+- the order of first and of last tokens, over the pairs of requests that the simulation tells apart: Kendall's tau, and
+  how many requests from the first on came in the simulated order;
+- the most requests between their first and last token at one instant, preemptions (SGLang: retractions), and steps.
+
+Prints a line a run and one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real_engines import HOST, Observed, Sent, send_burst, serving
+from servewise import catalog
+from servewise.kernel import layout
+from servewise.sim import simulate
+from servewise.types import (
+    Deployment,
+    MemoryReport,
+    Parallelism,
+    Precision,
+    Provenance,
+    SglangParams,
+    StepModel,
+    StepTable,
+    VllmParams,
+    Workload,
+)
+
+CONTEXT_TOKENS = 1216
+MAX_ROWS = 32
+STEP_TOKENS = 512
+GAP_S = 0.02
+BLOCK_TOKENS = 32
+VLLM_BLOCKS = 40
+"""One of them is vLLM's null block."""
+SGLANG_TOKENS = 1500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What is compared of a burst."""
+
+    max_at_once: int
+    preemptions: int
+    steps: int | None
+    late_first_tokens: int
+    """Requests whose first token came after another's last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How far a real order follows a simulated one: Kendall's tau, and requests in order from the first on."""
+
+    tau: float
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One burst of a run."""
+
+    burst: str
+    num_requests: int
+    real: Seen
+    simulated: Seen
+    first_tokens: Order
+    last_tokens: Order
+
+
+def equal_burst(_rng: random.Random) -> list[Sent]:
+    """Eight requests of 120 and 200 tokens."""
+    return [Sent(input_tokens=120, output_tokens=200)] * 8
+
+
+def mixed_burst(rng: random.Random) -> list[Sent]:
+    """Sixteen requests of other lengths and of three priorities (which only a policy of priorities looks at).
+
+    One before them has a head start and fills vLLM's cache until all have come: when exactly does not matter then.
+    """
+    others = [
+        Sent(input_tokens=rng.randint(100, 300), output_tokens=rng.randint(40, 240), priority=rng.choice([0, 1, 2]))
+        for _ in range(16)
+    ]
+    return [Sent(input_tokens=1130, output_tokens=80), *others]
+
+
+BURSTS = {"equal": equal_burst, "mixed": mixed_burst}
+
+
+def step_table(burst: str, requests: Sequence[Sent], observed: Observed, num_steps: float) -> StepTable:
+    """Decode steps of the run's median gap; prompts take what is left of its time, or of a head start."""
+    answers = observed.answers
+    decode_s = float(np.median(np.concatenate([np.diff(answer.chunk_s) for answer in answers])))
+    if burst == "mixed":
+        num_tokens = requests[0].input_tokens
+        left_s = answers[0].first_s - answers[0].sent_s - decode_s * -(-num_tokens // STEP_TOKENS)
+    else:
+        num_tokens = sum(request.input_tokens for request in requests)
+        left_s = max(a.last_s for a in answers) - min(a.sent_s for a in answers) - decode_s * num_steps
+    return StepTable(
+        context_knots=np.array([0.0]),
+        attention_base_s=np.zeros((MAX_ROWS + 1, 1)),
+        attention_slope_s=np.zeros((MAX_ROWS + 1, 1)),
+        decode_fixed_s=np.full(MAX_ROWS + 1, decode_s),
+        mixed_tokens_s=np.full(STEP_TOKENS + 1, decode_s),
+        sample_s=np.zeros(MAX_ROWS + 1),
+        prefill_fixed_s=0.0,
+        prefill_s_per_token=max(0.0, left_s / num_tokens),
+        prefill_s_per_pair=0.0,
+        request_fixed_s=0.0,
+        request_s_per_input_token=0.0,
+    )
+
+
+def deployment_of(engine: str, options: argparse.Namespace) -> Deployment:
+    """What the server is told, in the simulator's words; model and GPU are not looked at."""
+    params: VllmParams | SglangParams
+    if engine == "vllm":
+        params = VllmParams(
+            max_num_seqs=MAX_ROWS,
+            max_num_batched_tokens=STEP_TOKENS,
+            max_model_len=CONTEXT_TOKENS,
+            gpu_memory_utilization=0.9,
+            block_size_tokens=BLOCK_TOKENS,
+            enable_prefix_caching=True,
+            enable_chunked_prefill=True,
+            async_scheduling=False,  # vLLM switches it off on CPUs
+            scheduler_reserve_full_isl=True,
+            scheduling_policy=options.scheduling_policy,
+            watermark=options.watermark,
+            long_prefill_token_threshold=options.long_prefill_token_threshold,
+        )
+    else:
+        params = SglangParams(
+            max_running_requests=MAX_ROWS,
+            chunked_prefill_size=STEP_TOKENS,
+            max_prefill_tokens=STEP_TOKENS,
+            context_length=CONTEXT_TOKENS,
+            mem_fraction_static=0.9,
+            page_size=1,
+            cuda_graph_max_bs=MAX_ROWS,
+        )
+    return Deployment(
+        model=catalog.get_model("meta-llama/Llama-3.1-8B-Instruct"),
+        gpu=catalog.get_gpu("H100-SXM-80GB"),
+        engine="vllm" if engine == "vllm" else "sglang",
+        engine_version="0.33.0" if engine == "vllm" else "0.5.23",
+        precision=Precision(),
+        parallelism=Parallelism(),
+        params=params,
+    )
+
+
+def memory_of(engine: str) -> MemoryReport:
+    """The KV cache that the server is forced to."""
+    return MemoryReport(
+        mem_bytes=1 << 34,
+        budget_bytes=1 << 33,
+        weights_bytes=1 << 25,
+        activation_bytes=0,
+        non_torch_bytes=0,
+        graph_bytes=0,
+        kv_bytes=1 << 30,
+        kv_bytes_per_token=1.0,
+        block_size_tokens=BLOCK_TOKENS if engine == "vllm" else 1,
+        num_kv_blocks=VLLM_BLOCKS - 1 if engine == "vllm" else SGLANG_TOKENS,
+        fits=True,
+        reason="",
+        provenance={},
+    )
+
+
+def workload_of(requests: Sequence[Sent], observed: Observed) -> Workload:
+    """The burst, arriving when the client sent it."""
+    sent_s = np.array([answer.sent_s for answer in observed.answers])
+    outputs = np.array([request.output_tokens for request in requests])
+    return Workload(
+        name="burst",
+        arrival_s=np.maximum.accumulate(sent_s - sent_s[0]),
+        input_tokens=np.array([request.input_tokens for request in requests]),
+        output_tokens=outputs,
+        max_tokens=outputs,
+        max_tokens_kind="declared",
+        prefix=None,
+        session=None,
+        provenance=Provenance(kind="measured", source="this run"),
+        priority=np.array([request.priority for request in requests]),
+    )
+
+
+def server_command(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
+    """The command that starts the server, and what it needs in its environment."""
+    python = options.venv / "bin" / "python"
+    common = ["--served-model-name", "test", "--host", HOST, "--port", str(options.port)]
+    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    if options.engine == "sglang":
+        command = [str(python), "-m", "sglang.launch_server", "--model-path", str(options.model), *common]
+        command += ["--device", "cpu", "--disable-overlap-schedule", "--attention-backend", "torch_native"]
+        command += ["--enable-metrics", "--mem-fraction-static", "0.3", "--max-total-tokens", str(SGLANG_TOKENS)]
+        command += ["--context-length", str(CONTEXT_TOKENS), "--max-running-requests", str(MAX_ROWS)]
+        command += ["--chunked-prefill-size", str(STEP_TOKENS), "--max-prefill-tokens", str(STEP_TOKENS)]
+        return command, {**settings, "SGLANG_USE_CPU_ENGINE": "1"}
+    command = [str(options.venv / "bin" / "vllm"), "serve", str(options.model), *common, "--dtype", "bfloat16"]
+    command += ["--enforce-eager", "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(MAX_ROWS)]
+    command += ["--max-num-batched-tokens", str(STEP_TOKENS), "--block-size", str(BLOCK_TOKENS)]
+    command += ["--num-gpu-blocks-override", str(VLLM_BLOCKS), "--scheduling-policy", options.scheduling_policy]
+    command += ["--watermark", str(options.watermark)]
+    command += ["--long-prefill-token-threshold", str(options.long_prefill_token_threshold)]
+    settings |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": HOST}
+    return command, {**settings, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def seen(first_s: NDArray[np.float64], last_s: NDArray[np.float64], preemptions: float, steps: float | None) -> Seen:
+    """Reduce the times of a burst."""
+    at_once = [int(np.sum((first_s <= now) & (last_s > now))) for now in first_s]
+    return Seen(
+        max_at_once=max(at_once),
+        preemptions=int(preemptions),
+        steps=None if steps is None else int(steps),
+        late_first_tokens=int(np.sum(first_s > last_s.min())),
+    )
+
+
+def follows(simulated_s: NDArray[np.float64], real_s: NDArray[np.float64]) -> Order:
+    """How far the real order follows the simulated one; requests that the simulation ties may come in any order."""
+    pairs = [(i, j) for i, j in combinations(range(len(real_s)), 2) if abs(simulated_s[i] - simulated_s[j]) > 1e-9]
+    signs = [np.sign((simulated_s[i] - simulated_s[j]) * (real_s[i] - real_s[j])) for i, j in pairs]
+    in_order = simulated_s[np.argsort(real_s, kind="stable")] <= np.sort(simulated_s) + 1e-9
+    prefix = len(in_order) if in_order.all() else int(np.argmin(in_order))
+    return Order(tau=float(np.mean(signs)) if signs else 1.0, prefix=prefix)
+
+
+def compare(options: argparse.Namespace, burst: str, requests: list[Sent], observed: Observed) -> Compared:
+    """Simulate a burst that was served, and compare."""
+    engine, counters = options.engine, observed.counters
+    lengths = [answer.output_tokens for answer in observed.answers]
+    if lengths != [request.output_tokens for request in requests]:
+        raise RuntimeError(f"answers of {lengths} tokens are not what was asked for")
+    steps = counters.get("vllm:iteration_tokens_total_count")
+    num_steps = steps if steps is not None else len({t for a in observed.answers for t in np.round(a.chunk_s, 3)})
+    table = step_table(burst, requests, observed, num_steps)
+    outcome = simulate(
+        workload_of(requests, observed),
+        deployment_of(engine, options),
+        StepModel(table=table, provenance={}, max_context_tokens=CONTEXT_TOKENS),
+        memory_of(engine),
+    )
+    names = {"vllm": "vllm:num_preemptions_total", "sglang": "sglang:num_retracted_requests_total"}
+    first_s = np.array([answer.first_s for answer in observed.answers])
+    last_s = np.array([answer.last_s for answer in observed.answers])
+    simulated_steps = float(outcome.counters[:, layout.NUM_STEPS].sum())
+    return Compared(
+        burst=burst,
+        num_requests=len(requests),
+        real=seen(first_s, last_s, counters.get(names[engine], 0.0), steps),
+        simulated=seen(outcome.outputs.first, outcome.outputs.last, outcome.num_preemptions, simulated_steps),
+        first_tokens=follows(outcome.outputs.first, first_s),
+        last_tokens=follows(outcome.outputs.last, last_s),
+    )
+
+
+def describe(one: Compared) -> str:
+    """A run in one line, real / simulated."""
+    real, simulated = one.real, one.simulated
+    return (
+        f"{one.burst}: {one.num_requests} requests; at once {real.max_at_once}/{simulated.max_at_once}, preemptions "
+        f"{real.preemptions}/{simulated.preemptions}, steps {real.steps}/{simulated.steps}, first tokens after "
+        f"another's last {real.late_first_tokens}/{simulated.late_first_tokens}; order of first tokens tau "
+        f"{one.first_tokens.tau:.3f}, {one.first_tokens.prefix} from the first on; of last tokens tau "
+        f"{one.last_tokens.tau:.3f}, {one.last_tokens.prefix} from the first on"
+    )
+
+
+def parse() -> argparse.Namespace:
+    """Options of the command line."""
+    parser = argparse.ArgumentParser(description="Hold the simulator against a real engine on this machine.")
+    parser.add_argument("--engine", choices=("vllm", "sglang"), required=True)
+    parser.add_argument("--venv", type=Path, required=True, help="virtual environment of the engine")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a small model")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each burst (default: 3)")
+    parser.add_argument("--core", type=int, default=0, help="the server's core (default: 0)")
+    parser.add_argument("--port", type=int, default=8731)
+    parser.add_argument("--seed", type=int, default=0, help="of the mixed lengths (default: 0)")
+    parser.add_argument("--log", type=Path, default=Path("server.log"), help="of the server (default: server.log)")
+    for name, kind, usual in (("watermark", float, 0.0), ("long-prefill-token-threshold", int, 0)):
+        parser.add_argument(f"--{name}", type=kind, default=usual, help=f"vLLM's (default: {usual})")
+    parser.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="vLLM's")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Serve, compare, report."""
+    options = parse()
+    command, settings = server_command(options)
+    results = []
+    with serving(command, settings, options.port, options.log, options.core):
+        for repeat in range(options.repeats):
+            for number, (burst, make) in enumerate(BURSTS.items()):
+                requests = make(random.Random(f"{options.seed}-{repeat}"))  # noqa: S311 (not a secret)
+                observed = send_burst(
+                    options.port, 2 * repeat + number, requests, head_start=burst == "mixed", gap_s=GAP_S
+                )
+                results.append(compare(options, burst, requests, observed))
+                print(describe(results[-1]), flush=True)
+    print(json.dumps({"engine": options.engine, "runs": [asdict(one) for one in results]}))
+
+
+if __name__ == "__main__":
+    main()
