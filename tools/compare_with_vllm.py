@@ -308,7 +308,8 @@ def compare(vllm: Vllm, num_cases: int, first_seed: int, num_stages: int) -> tup
     """Equal and different cases by kind, over all profiles, with and without options; prints the first differences."""
     equal: Counter[str] = Counter()
     different: Counter[str] = Counter()
-    for make_case, profile in itertools.product((seeded_case, option_case), PROFILES):
+    kinds = (seeded_case, option_case) if num_stages == 1 else (seeded_case,)  # options are for one stage only
+    for make_case, profile in itertools.product(kinds, PROFILES):
         for seed in range(first_seed, first_seed + num_cases):
             case = make_case(seed, profile, NUM_REQUESTS)
             kind = kind_of(case.params)

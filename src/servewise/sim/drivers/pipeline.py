@@ -43,8 +43,8 @@ class VllmPipeline:
         params = deployment.vllm_params
         if params.scheduling_policy != "fcfs" or params.watermark or params.long_prefill_token_threshold:
             raise InputError(
-                "scheduling_policy priority, watermark and long_prefill_token_threshold are not simulated with pipeline "
-                "stages; leave them at their defaults"
+                "scheduling_policy, watermark and long_prefill_token_threshold are not simulated with pipeline stages; "
+                "leave them at their defaults"
             )
         return Vllm().check(deployment, memory)
 
