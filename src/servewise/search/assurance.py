@@ -193,6 +193,7 @@ def _fewest(search: Search, drawn: _Drawn) -> tuple[int | None, int]:
             load.rule,
             knows_prefix=knows_prefix,
             num_ranks=deployment.parallelism.data_parallel_size,
+            num_stages=deployment.parallelism.pipeline_parallel_size,
         )
         if load.rule is None or bound.num_hopeless <= load.rule.max_bad:
             fewest.append(bound.num_replicas)

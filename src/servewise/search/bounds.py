@@ -99,6 +99,7 @@ def bounds(
     *,
     knows_prefix: bool,
     num_ranks: int = 1,
+    num_stages: int = 1,
 ) -> Bounds:
     """Lower bounds of a shape.
 
@@ -115,6 +116,8 @@ def bounds(
         Whether prompts may be served from a prefix cache.
     num_ranks : int
         Data parallel ranks of a replica, each of which takes at least the times of the table (see ``idle_ranks``).
+    num_stages : int
+        Pipeline stages. The table has a batch's whole pass, but as many batches are under way at once.
     """
     if not len(packed.requests.arrival):
         return Bounds(num_replicas=1, num_hopeless=packed.num_rejected, latency_s=float("inf"))
@@ -124,6 +127,7 @@ def bounds(
     pairs = prompts * (prompts + 1) / 2
     token_s = float((table.mixed_tokens_s[1:] / np.arange(1, table.max_batched_tokens + 1)).min())
     prefill_s = prompts * (token_s + table.prefill_s_per_token) + pairs * table.prefill_s_per_pair
+    prefill_s = prefill_s / num_stages
     first_s = np.maximum(prefill_s, table.mixed_tokens_s[1]) + table.prefill_fixed_s + packed.requests.extra
     # an idle replica's decode step with one row, at the shortest context
     row_alone_s = min(float(table.decode_fixed_s[1]), float(table.mixed_tokens_s[1]))
@@ -139,7 +143,7 @@ def bounds(
         bad |= total_s > limits.e2e_s
     row_s = min(token_s, float((table.decode_fixed_s[1:] / np.arange(1, table.max_rows + 1)).min()))
     contexts = (outputs - 1) * (prompts + outputs / 2)
-    work_s = prefill_s + (outputs - 1) * row_s + contexts * _attention_rate(table)
+    work_s = prefill_s + ((outputs - 1) * row_s + contexts * _attention_rate(table)) / num_stages
     return Bounds(
         num_replicas=-(
             -max(

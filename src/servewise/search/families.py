@@ -112,6 +112,7 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
                 rule,
                 knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
                 num_ranks=deployment.parallelism.data_parallel_size,
+                num_stages=deployment.parallelism.pipeline_parallel_size,
             )
         family.bounds.append(limits[captured])
     return family

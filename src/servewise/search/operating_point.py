@@ -74,10 +74,12 @@ class Run:
 class _Replica:
     """State of one replica over time: its decode rows and their contexts.
 
-    Rows are there from their first to their last token. Their contexts are taken to grow evenly in between.
+    Rows are there from their first to their last token. Their contexts are taken to grow evenly in between. With
+    pipeline stages they are spread evenly over as many batches, and the state is that of one batch.
     """
 
-    def __init__(self, log: _Columns) -> None:
+    def __init__(self, log: _Columns, num_stages: int) -> None:
+        self.num_stages = num_stages
         span = log.last - log.first
         decoding = (log.outputs > 1) & (span > 0)
         rate = np.divide(log.outputs - 1, span, out=np.zeros_like(span), where=decoding)
@@ -97,8 +99,8 @@ class _Replica:
         return self._state(at, moments)
 
     def _state(self, at: Ints, moments: Floats) -> tuple[Floats, Floats]:
-        rows = np.round(self._rows[at])
-        context = self._start[at] + self._rate[at] * moments
+        rows = np.ceil(np.round(self._rows[at]) / self.num_stages)
+        context = (self._start[at] + self._rate[at] * moments) / self.num_stages
         return rows, np.where(rows > 0, np.maximum(context, rows), 0.0)
 
     def means(self, table: StepTable, first: Floats, last: Floats) -> tuple[Floats, Floats]:
@@ -130,6 +132,7 @@ class _Columns:
         tokens = self.inputs - self.cached
         pairs = (self.inputs * (self.inputs + 1) - self.cached * (self.cached + 1)) / 2
         num_steps, alone_s = prefill_s(table, deployment, rows, context, tokens, pairs, np.ones_like(rows))
+        alone_s *= (1 + (num_steps - 1) / replica.num_stages) / num_steps  # chunks follow each other through stages
         return Prompts(
             tokens=tokens, pairs=pairs, num_steps=num_steps, rows=rows, context_tokens=context, alone_s=alone_s
         )
@@ -153,7 +156,8 @@ class _Columns:
         return Decoding(
             rows=mean_rows,
             context_tokens=mean_context,
-            stall_s=(extra_s[until] - extra_s[after]) / (self.outputs[several] - 1),
+            # a batch delays those behind it by a stage of its own
+            stall_s=(extra_s[until] - extra_s[after]) / replica.num_stages / (self.outputs[several] - 1),
         )
 
 
@@ -180,7 +184,7 @@ def observe(log: RequestLog, table: StepTable, deployment: Deployment) -> Run:
             outputs=log.output_tokens[mine].astype(np.float64),
             cached=np.clip(log.cached_tokens[mine], 0, log.input_tokens[mine] - 1).astype(np.float64),
         )
-        replica = _Replica(columns)
+        replica = _Replica(columns, deployment.parallelism.pipeline_parallel_size)
         prompts.append(columns.prompts(replica, table, deployment))
         decoding.append(columns.decoding(replica, table, deployment))
     return Run(

@@ -11,7 +11,6 @@ from servewise.search.settings import settings
 from servewise.search.spreads import spreads
 from servewise.types import (
     Deployment,
-    GpuSpec,
     MemoryReport,
     ModelSpec,
     PrecisionChoice,
@@ -102,18 +101,20 @@ def _shape(search: Search, deployment: Deployment, choice: PrecisionChoice, inde
         deployment=deployment,
         memory=report,
         precision=choice,
-        reason=_unavailable(search, deployment.gpu, deployment.parallelism.num_gpus) or report.reason or too_long,
+        reason=_unavailable(search, deployment) or report.reason or too_long,
     )
 
 
-def _unavailable(search: Search, gpu: GpuSpec, num_gpus: int) -> str:
+def _unavailable(search: Search, deployment: Deployment) -> str:
+    gpu, spread = deployment.gpu, deployment.parallelism
     offers = search.offers.get(gpu.name, ())
     if not offers:
         return f"no {search.price_kind} price is known for {gpu.name}; give one in a prices file"
     largest = max(offer.num_gpus for offer in offers)
-    if num_gpus > largest:
-        return f"{num_gpus} GPUs a replica > {largest} GPUs in the largest node offered of {gpu.name}"
+    together = spread.num_gpus // spread.pipeline_parallel_size  # only stages may stand in several nodes
+    if together > largest:
+        return f"{together} GPUs that work together > {largest} GPUs in the largest node offered of {gpu.name}"
     limit = search.budget.max_gpus
-    if limit is not None and num_gpus > limit:
-        return f"{num_gpus} GPUs a replica > the budget of {limit}"
+    if limit is not None and spread.num_gpus > limit:
+        return f"{spread.num_gpus} GPUs a replica > the budget of {limit}"
     return ""

@@ -1,4 +1,4 @@
-"""How one replica may be spread over the GPUs of a node."""
+"""How one replica may be spread over GPUs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ __all__ = ["spreads"]
 ATTENTION_RANKS: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
 """Engines whose ranks may attend to their own requests and share the experts."""
 
+STAGES = (2, 4)
+"""Pipeline stages that are tried."""
+
 
 def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightPrecision) -> tuple[Parallelism, ...]:
     """Spreads that are tried, in a fixed order.
 
     Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
-    all GPUs of the replica.
+    all GPUs of the replica; for vLLM also pipeline stages within a node, and whole nodes as stages of two or four.
 
     Parameters
     ----------
@@ -38,5 +41,13 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
             for size in tensor
             for ranks in (2, 4, 8)
             if size * ranks <= gpu.gpus_per_node and model.moe.num_experts % (size * ranks) == 0
+        ]
+    if engine == "vllm":
+        node = gpu.gpus_per_node
+        found += [
+            Parallelism(tensor_parallel_size=size, pipeline_parallel_size=stages)
+            for stages in STAGES
+            for size in tensor
+            if (size * stages <= node or size == node) and stages <= model.num_layers
         ]
     return tuple(found)
