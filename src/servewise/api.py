@@ -14,7 +14,7 @@ import numpy as np
 from servewise import __version__, catalog, quality, search, traffic
 from servewise.compare import compare_strategies, context_tokens
 from servewise.config import Service, load_service, read_prices
-from servewise.deploy import launch, notes, render_launch
+from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import step_model
@@ -204,6 +204,8 @@ def simulate(candidate: Candidate, asked: Search) -> RequestLog:
     """Simulate a candidate's fleet on the whole workload, gaps between tokens and the fleet's state included."""
     if candidate.memory is None:
         raise InputError("the candidate has no memory report, so it cannot be simulated")
+    if candidate.deployment.disaggregation is not None:
+        return search.group_log(asked, candidate.deployment)
     return run(asked.workload, candidate.deployment, step_model(candidate.deployment), candidate.memory)
 
 
@@ -321,7 +323,9 @@ def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, s
     start = ""
     warnings = list(_warnings(service, asked))
     if found.winner is not None and candidate is not None:
-        start = render_launch(launch(candidate.deployment))
+        parts = launches(candidate.deployment)
+        titled = [f"# {role} instance\n{render_launch(part)}" for role, part in parts]
+        start = "\n".join(titled) if len(parts) > 1 else render_launch(parts[0][1])
         warnings += notes(candidate.deployment)
     return PlanReport(
         name=service.name,
@@ -363,6 +367,8 @@ def _facts(service: Service, asked: Search, hashes: Mapping[str, str]) -> dict[s
 def _provenance(asked: Search, candidate: Candidate) -> dict[str, Provenance]:
     """Origin of everything a candidate's figures rest on."""
     deployment = candidate.deployment
+    if deployment.disaggregation is not None:
+        deployment = deployment.pool("decode")
     origins = {"traffic": asked.workload.provenance, "model": deployment.model.provenance}
     origins |= {f"GPU {name}": origin for name, origin in deployment.gpu.provenance.items()}
     if candidate.memory is not None:

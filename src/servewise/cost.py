@@ -15,7 +15,7 @@ from servewise.errors import InputError
 from servewise.types import Cost, Deployment, GpuOffer, InstancePool, Summary
 from servewise.units import HOURS_PER_MONTH
 
-__all__ = ["cost", "cost_of_groups", "fleet_nodes"]
+__all__ = ["cost", "cost_of_groups", "fleet_nodes", "groups_usd_per_h"]
 
 TOKENS_PER_MTOK = 1e6
 SECONDS_PER_HOUR = 3600.0
@@ -126,21 +126,7 @@ def cost_of_groups(
         As :func:`fleet_nodes`, when the deployment is not disaggregated, no node holds a group that has to be in
         one, or no provider has both GPUs.
     """
-    found = deployment.disaggregation
-    if found is None:
-        raise InputError("the deployment is not disaggregated; use cost")
-    groups = deployment.num_replicas
-    if found.link.kind != "network":
-        own = offers.get(deployment.gpu.name, ())
-        rental = _cheapest(groups, deployment.gpus_per_replica, own)
-        if max(size for size, _ in rental.nodes) < deployment.gpus_per_replica:
-            raise InputError(
-                f"no node on offer holds the {deployment.gpus_per_replica} {deployment.gpu.name} of a group, whose "
-                f"link is {found.link.kind}; give it the network's"
-            )
-    else:
-        rental = _cheapest_pools(groups, (found.prefill, found.decode), offers)
-    return _cost(summary, rental, capacity)
+    return _cost(summary, _cheapest_groups(deployment, offers), capacity)
 
 
 def _cost(summary: Summary, rental: _Rental, capacity: Summary | None) -> Cost:
@@ -283,3 +269,26 @@ def _check(num_replicas: int, gpus_per_replica: int, offers: Sequence[GpuOffer])
                 f"{offer.provider} offers {offer.gpu} at {offer.usd_per_gpu_h:g} $/h; a price must be above "
                 "0 (for hardware you own, give its amortised cost per hour)"
             )
+
+
+def groups_usd_per_h(deployment: Deployment, offers: Mapping[str, Sequence[GpuOffer]]) -> float:
+    """Rent of a disaggregated fleet [$/h]; as :func:`cost_of_groups`."""
+    return float(_cheapest_groups(deployment, offers).price)
+
+
+def _cheapest_groups(deployment: Deployment, offers: Mapping[str, Sequence[GpuOffer]]) -> _Rental:
+    found = deployment.disaggregation
+    if found is None:
+        raise InputError("the deployment is not disaggregated; use cost")
+    groups = deployment.num_replicas
+    if found.link.kind != "network":
+        own = offers.get(deployment.gpu.name, ())
+        rental = _cheapest(groups, deployment.gpus_per_replica, own)
+        if max(size for size, _ in rental.nodes) < deployment.gpus_per_replica:
+            raise InputError(
+                f"no node on offer holds the {deployment.gpus_per_replica} {deployment.gpu.name} of a group, whose "
+                f"link is {found.link.kind}; give it the network's"
+            )
+    else:
+        rental = _cheapest_pools(groups, (found.prefill, found.decode), offers)
+    return rental

@@ -1,5 +1,5 @@
 """From a deployment to what starts it."""
 
-from servewise.deploy.command import command, commands, launch, notes, render_launch, render_shell
+from servewise.deploy.command import command, commands, launch, launches, notes, render_launch, render_shell
 
-__all__ = ["command", "commands", "launch", "notes", "render_launch", "render_shell"]
+__all__ = ["command", "commands", "launch", "launches", "notes", "render_launch", "render_shell"]

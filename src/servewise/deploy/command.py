@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from servewise.engines import Launch, ollama, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
-from servewise.types import Deployment, EngineName, ModelSpec, WeightPrecision
+from servewise.types import Deployment, EngineName, ModelSpec, Role, WeightPrecision
 
-__all__ = ["command", "commands", "launch", "notes", "render_launch", "render_shell"]
+__all__ = ["command", "commands", "launch", "launches", "notes", "render_launch", "render_shell"]
 
 LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
     "vllm": vllm.launch,
@@ -25,6 +26,10 @@ NEEDS_CHECKPOINT: Mapping[EngineName, Callable[[ModelSpec, WeightPrecision], boo
     "tgi": tgi.needs_quantized_checkpoint,
     "ollama": ollama.needs_quantized_checkpoint,
 }
+ROLES: tuple[Role, Role] = ("prefill", "decode")
+VLLM_TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+TRTLLM_TRANSFER = "cache_transceiver_config:\n  backend: DEFAULT\n"
+
 FIRST_PORT = 8000
 """vLLM's and TensorRT-LLM's own default port."""
 LAST_PORT = 65535
@@ -65,6 +70,31 @@ def command(deployment: Deployment) -> list[str]:
     return launch(deployment).args
 
 
+def launches(deployment: Deployment) -> tuple[tuple[str, Launch], ...]:
+    """What starts one replica, by what it is: one server, or a prefill and a decode instance of a group.
+
+    Sources
+    -------
+    vLLM 0.33.0, ``--kv-transfer-config`` (NixlConnector); SGLang 0.5.23, ``--disaggregation-mode``; TensorRT-LLM,
+    ``cache_transceiver_config`` (docs/source/features/disagg-serving.md). Their routers are separate programs.
+    """
+    if deployment.disaggregation is None:
+        return (("replica", launch(deployment)),)
+    return tuple((role, _with_role(launch(deployment.pool(role)), deployment, role)) for role in ROLES)
+
+
+def _with_role(start: Launch, deployment: Deployment, role: Role) -> Launch:
+    """An instance's command with what makes it a part of a group."""
+    match deployment.engine:
+        case "vllm":
+            return replace(start, args=[*start.args, "--kv-transfer-config", VLLM_TRANSFER])
+        case "sglang":
+            return replace(start, args=[*start.args, "--disaggregation-mode", role])
+        case _:
+            files = {name: text + TRTLLM_TRANSFER for name, text in start.files.items()}
+            return replace(start, files=files)
+
+
 def commands(deployment: Deployment, *, first_port: int = FIRST_PORT) -> list[list[str]]:
     """Commands of all replicas, each with a port of its own from ``first_port`` on.
 
@@ -87,6 +117,13 @@ def commands(deployment: Deployment, *, first_port: int = FIRST_PORT) -> list[li
 def notes(deployment: Deployment) -> tuple[str, ...]:
     """What the commands leave to the reader, in words; empty when nothing."""
     words = []
+    group = deployment.disaggregation
+    if group is not None:
+        counts = f"{group.prefill.num_instances} prefill and {group.decode.num_instances} decode instances"
+        words.append(
+            f"a group has {counts}, each on GPUs of its own, behind {deployment.engine}'s router for disaggregated "
+            "serving; how they find each other is left to it"
+        )
     model, weights, num_gpus = deployment.model, deployment.precision.weights, deployment.parallelism.num_gpus
     if deployment.engine == "ollama":
         words.append(
@@ -96,7 +133,7 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
         words.append(
             f"replace {model.name} by a checkpoint of it in {weights}: {deployment.engine} does not make one at start"
         )
-    if deployment.num_replicas > 1:
+    if deployment.num_replicas > 1 and group is None:
         gpus = "a GPU of its own" if num_gpus == 1 else f"{num_gpus} GPUs of its own"
         words.append(
             f"start each of the {deployment.num_replicas} replicas on {gpus}, behind a {deployment.router} router"

@@ -219,9 +219,9 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
         [
             str(rank),
             *([words.model_name(c)] if compare_models else []),
-            f"{c.deployment.num_gpus} x {c.deployment.gpu.name}",
+            f"{c.deployment.num_gpus} x {words.gpu_words(c.deployment)}",
             words.engine_words(c),
-            words.spread_words(c.deployment.parallelism),
+            words.shape_words(c.deployment),
             words.precision_words(c),
             words.settings_words(c),
             str(c.deployment.num_replicas),

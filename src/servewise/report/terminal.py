@@ -138,7 +138,7 @@ def _ranking(report: PlanReport, best: list[Candidate]) -> list[RenderableType]:
     for name in ("TTFT\np99", "TPOT\np99"):
         table.add_column(name, justify="right", no_wrap=True)
     for rank, candidate in enumerate(best, start=1):
-        gpu = visible(candidate.deployment.gpu.name)
+        gpu = visible(words.gpu_words(candidate.deployment))
         first = f"{visible(words.model_name(candidate))}\n{gpu}" if compare_models else gpu
         attainment = [words.attainment_cell(candidate, report.promise)] if with_attainment else []
         cells = _cells(candidate)
@@ -158,7 +158,7 @@ def _cells(candidate: Candidate) -> list[str]:
     cost, summary = candidate.cost, candidate.summary
     return [
         words.engine_words(candidate),
-        f"{candidate.deployment.num_replicas} x {words.spread_words(candidate.deployment.parallelism)}",
+        f"{candidate.deployment.num_replicas} x {words.shape_words(candidate.deployment)}",
         words.precision_words(candidate),
         words.settings_words(candidate),
         "-" if cost is None else f"{cost.usd_per_h:,.2f}",

@@ -8,7 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from servewise.types import Candidate, CandidateStatus, Estimate, LoadPoint, Parallelism, Plan, Promise, Summary
+from servewise.types import (
+    Candidate,
+    CandidateStatus,
+    Deployment,
+    Estimate,
+    InstancePool,
+    LoadPoint,
+    Parallelism,
+    Plan,
+    Promise,
+    Summary,
+)
 from servewise.units import format_duration, format_usd
 
 __all__ = [
@@ -22,6 +33,7 @@ __all__ = [
     "count",
     "engine_words",
     "fleet_words",
+    "gpu_words",
     "has_joint_limit",
     "knee",
     "latency_words",
@@ -34,6 +46,7 @@ __all__ = [
     "risk_notes",
     "settings_words",
     "several_models",
+    "shape_words",
     "shortfall",
     "shortfall_words",
     "shown_percentiles",
@@ -57,12 +70,41 @@ RISK: Final = "quality at risk"
 def candidate_words(candidate: Candidate) -> str:
     """Say what a fleet is, e.g. ``8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0``."""
     deployment = candidate.deployment
+    group = deployment.disaggregation
+    if group is not None:
+        return (
+            f"{count(deployment.num_replicas, 'group')} of {_pool_words(group.prefill, 'prefill')} and"
+            f" {_pool_words(group.decode, 'decode')}, {deployment.precision.weights} weights,"
+            f" {deployment.precision.kv} KV, {deployment.engine} {deployment.engine_version}"
+        )
     replicas = count(deployment.num_replicas, "replica")
     return (
         f"{deployment.num_gpus} x {deployment.gpu.name}: {replicas}, {spread_words(deployment.parallelism)},"
         f" {deployment.precision.weights} weights, {deployment.precision.kv} KV,"
         f" {deployment.engine} {deployment.engine_version}"
     )
+
+
+def _pool_words(pool: InstancePool, role: str) -> str:
+    instances = f"{count(pool.num_instances, f'{role} instance')}"
+    return f"{instances} ({spread_words(pool.parallelism)} on {pool.gpu.name})"
+
+
+def shape_words(deployment: Deployment) -> str:
+    """How a replica is spread, e.g. ``TP4``, or a group's prefill and decode instances, e.g. ``2P TP1 + 1D TP2``."""
+    group = deployment.disaggregation
+    if group is None:
+        return spread_words(deployment.parallelism)
+    pools = ((group.prefill, "P"), (group.decode, "D"))
+    return " + ".join(f"{pool.num_instances}{letter} {spread_words(pool.parallelism)}" for pool, letter in pools)
+
+
+def gpu_words(deployment: Deployment) -> str:
+    """The GPUs of a deployment, e.g. ``H100-SXM-80GB``; of a mixed group the prefill pool's first."""
+    group = deployment.disaggregation
+    if group is None or group.prefill.gpu.name == group.decode.gpu.name:
+        return deployment.gpu.name
+    return f"{group.prefill.gpu.name} + {group.decode.gpu.name}"
 
 
 def spread_words(parallelism: Parallelism) -> str:
@@ -91,8 +133,8 @@ def fleet_words(candidate: Candidate) -> str:
     """Say what a fleet is in few words, e.g. ``8 x H100-SXM-80GB: 2 x TP4 vllm fp8/bf16 256/8192``."""
     deployment = candidate.deployment
     return (
-        f"{deployment.num_gpus} x {deployment.gpu.name}: {deployment.num_replicas} x"
-        f" {spread_words(deployment.parallelism)} {engine_words(candidate)}"
+        f"{deployment.num_gpus} x {gpu_words(deployment)}: {deployment.num_replicas} x"
+        f" {shape_words(deployment)} {engine_words(candidate)}"
         f" {precision_words(candidate)} {settings_words(candidate)}"
     )
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servewise import perf
-from servewise.cost import cost
 from servewise.search.bounds import bounds, idle_ranks
 from servewise.search.families import Result, most_replicas
 from servewise.search.fleet import Load, summary_of, try_fleet
 from servewise.search.limits import replicas, runs_full
+from servewise.search.pricing import price
 from servewise.search.shapes import Shape
 from servewise.sim import caches_prefixes, num_ranks
 from servewise.types import (
@@ -144,8 +144,7 @@ class _Drawn:
 
 def _margin(search: Search, candidate: Candidate, drawn: _Drawn) -> tuple[SafetyMargin | None, str]:
     """The smallest fleet that keeps the promise in almost all draws, and what was tried, in words."""
-    num_replicas, offers = candidate.deployment.num_replicas, search.offers[candidate.deployment.gpu.name]
-    num_gpus = candidate.deployment.parallelism.num_gpus
+    num_replicas = candidate.deployment.num_replicas
     assert candidate.cost is not None  # noqa: S101 (it was priced)
     if sum(drawn.kept) >= drawn.num_needed:
         return SafetyMargin(
@@ -169,7 +168,7 @@ def _margin(search: Search, candidate: Candidate, drawn: _Drawn) -> tuple[Safety
         num_kept = drawn.num_kept(size)
         if num_kept:
             trial = try_fleet(drawn.shape, drawn.memory, drawn.load, size, stop=False)
-            larger = cost(summary_of(trial, drawn.load, with_intervals=False)[1], size, num_gpus, offers)
+            larger = price(search, candidate.deployment, summary_of(trial, drawn.load, with_intervals=False)[1], size)
             return SafetyMargin(
                 num_replicas=size,
                 kept_frac=num_kept / len(drawn.loads),

@@ -100,6 +100,7 @@ def bounds(
     knows_prefix: bool,
     num_ranks: int = 1,
     num_stages: int = 1,
+    decode_pool: tuple[StepTable, int, int] | None = None,
 ) -> Bounds:
     """Lower bounds of a shape.
 
@@ -118,6 +119,9 @@ def bounds(
         Data parallel ranks of a replica, each of which takes at least the times of the table (see ``idle_ranks``).
     num_stages : int
         Pipeline stages. The table has a batch's whole pass, but as many batches are under way at once.
+    decode_pool : (StepTable, int, int), optional
+        Of a group of prefill and decode instances: the decode instances' step table, the number of prefill and of
+        decode instances. ``table`` is then that of the prefill instances, and a replica a group.
     """
     if not len(packed.requests.arrival):
         return Bounds(num_replicas=1, num_hopeless=packed.num_rejected, latency_s=float("inf"))
@@ -130,8 +134,9 @@ def bounds(
     prefill_s = prefill_s / num_stages
     first_s = np.maximum(prefill_s, table.mixed_tokens_s[1]) + table.prefill_fixed_s + packed.requests.extra
     # an idle replica's decode step with one row, at the shortest context
-    row_alone_s = min(float(table.decode_fixed_s[1]), float(table.mixed_tokens_s[1]))
-    alone_s = row_alone_s + _attention_alone_s(table, prompts)
+    decoding = table if decode_pool is None else decode_pool[0]
+    row_alone_s = min(float(decoding.decode_fixed_s[1]), float(decoding.mixed_tokens_s[1]))
+    alone_s = row_alone_s + _attention_alone_s(decoding, prompts)
     total_s = first_s + (outputs - 1) * alone_s
     bad = np.zeros(len(inputs), bool)
     limits = rule.limits if rule is not None else Promise()
@@ -141,17 +146,21 @@ def bounds(
         bad |= (outputs > 1) & (alone_s > limits.tpot_s)
     if limits.e2e_s is not None:
         bad |= total_s > limits.e2e_s
-    row_s = min(token_s, float((table.decode_fixed_s[1:] / np.arange(1, table.max_rows + 1)).min()))
+    row_s = min(
+        float((decoding.mixed_tokens_s[1:] / np.arange(1, decoding.max_batched_tokens + 1)).min()),
+        float((decoding.decode_fixed_s[1:] / np.arange(1, decoding.max_rows + 1)).min()),
+    )
     contexts = (outputs - 1) * (prompts + outputs / 2)
-    work_s = prefill_s + ((outputs - 1) * row_s + contexts * _attention_rate(table)) / num_stages
+    decode_s = ((outputs - 1) * row_s + contexts * _attention_rate(decoding)) / num_stages
+    of_prompts = _fewest_schedulers(packed, prefill_s, rule, limits.ttft_s)
+    if decode_pool is None:
+        of_all = _fewest_schedulers(packed, prefill_s + decode_s, rule, _patience(packed, limits))
+        num_replicas = -(-max(of_prompts, of_all) // num_ranks)
+    else:
+        of_outputs = _fewest_schedulers(packed, decode_s, rule, _patience(packed, limits))
+        num_replicas = max(-(-of_prompts // decode_pool[1]), -(-of_outputs // decode_pool[2]))
     return Bounds(
-        num_replicas=-(
-            -max(
-                _fewest_schedulers(packed, work_s, rule, _patience(packed, limits)),
-                _fewest_schedulers(packed, prefill_s, rule, limits.ttft_s),
-            )
-            // num_ranks
-        ),
+        num_replicas=num_replicas,
         num_hopeless=int(bad.sum()) + packed.num_rejected,
         latency_s=float(np.quantile(total_s, promise.attainment)),
     )

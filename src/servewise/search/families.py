@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from servewise.cost import cost, fleet_nodes
 from servewise.engines import capture_sizes
 from servewise.perf import step_model
 from servewise.search.bounds import Bounds, bounds, idle_ranks, stop_rule
 from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, summary_of, try_fleet
+from servewise.search.groups import group_bounds, group_load
 from servewise.search.limits import broken_reason, replicas
+from servewise.search.pricing import price, usd_per_h
 from servewise.search.settings import schedule_key
 from servewise.search.shapes import Shape
 from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests
@@ -74,7 +75,13 @@ def families(search: Search, shapes: Sequence[Shape]) -> list[Family]:
     for shape in shapes:
         if not shape.reason:
             d = shape.deployment
-            key = (d.model.name, d.gpu.name, d.precision, d.parallelism, d.engine, d.engine_version)
+            prefill = None if d.disaggregation is None else d.disaggregation.prefill
+            pool = None if prefill is None else (prefill.gpu.name, prefill.parallelism, prefill.num_instances)
+            instances = None if d.disaggregation is None else d.disaggregation.decode.num_instances
+            key = (
+                *(d.model.name, d.gpu.name, d.precision, d.parallelism, d.engine, d.engine_version),
+                *(pool, instances),
+            )
             grouped.setdefault(key, []).append(shape)
     packs: dict[tuple[object, ...], Packed] = {}
     return [_prepare(search, members, packs) for members in grouped.values()]
@@ -87,6 +94,11 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
     rule = stop_rule(search.promise, search.workload.num_requests)
     for shape in members:
         deployment = shape.deployment
+        if deployment.disaggregation is not None:
+            load = group_load(search, deployment, rule)
+            family.loads.append(load)
+            family.bounds.append(group_bounds(load, deployment))
+            continue
         captured = capture_sizes(deployment)
         if captured not in models:
             models[captured] = step_model(deployment)
@@ -120,20 +132,17 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
 
 def least_cost(search: Search, shape: Shape, load: Load, num_replicas: int) -> float:
     """$ per million output tokens at load that no fleet of so many replicas undercuts."""
-    _, usd_per_h = fleet_nodes(
-        num_replicas, shape.deployment.parallelism.num_gpus, search.offers[shape.deployment.gpu.name]
-    )
     tokens = float(load.packed.requests.output_tokens.sum())
     if not tokens:
         return math.inf
-    return usd_per_h / 3600 * load.workload.span_s / tokens * 1e6
+    return usd_per_h(search, shape.deployment, num_replicas) / 3600 * load.workload.span_s / tokens * 1e6
 
 
 def most_replicas(search: Search, deployment: Deployment) -> tuple[int, str]:
     """Largest fleet to consider, and why no larger one."""
     if search.max_effort == "low":
         return 1, "low effort allows one replica, without a router"
-    num_gpus = deployment.parallelism.num_gpus
+    num_gpus = deployment.gpus_per_replica
     limit = search.budget.max_gpus
     most, why = MAX_GPUS // num_gpus, f"no more than {MAX_GPUS} GPUs are tried"
     if search.router == "prefix_aware" and most > MAX_PREFIX_AWARE_REPLICAS - 1:
@@ -141,13 +150,12 @@ def most_replicas(search: Search, deployment: Deployment) -> tuple[int, str]:
         why = f"the prefix_aware router is simulated for at most {MAX_PREFIX_AWARE_REPLICAS} replicas"
     if limit is not None and limit // num_gpus <= most:
         most, why = limit // num_gpus, f"the budget of {limit} GPU{'s' * (limit != 1)}"
-    usd_per_h = search.budget.usd_per_h
-    if usd_per_h is not None:
-        offers = search.offers[deployment.gpu.name]
+    budget = search.budget.usd_per_h
+    if budget is not None:
         # a larger fleet never costs less
-        affordable = bisect_right(range(1, most + 1), usd_per_h, key=lambda n: fleet_nodes(n, num_gpus, offers)[1])
+        affordable = bisect_right(range(1, most + 1), budget, key=lambda n: usd_per_h(search, deployment, n))
         if affordable < most:
-            most, why = affordable, f"the budget of ${usd_per_h:g} per hour"
+            most, why = affordable, f"the budget of ${budget:g} per hour"
     return most, why
 
 
@@ -212,6 +220,8 @@ def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
 
 def _same_schedule(shape: Shape, load: Load, bound: Bounds, earlier: Sequence[Result]) -> Result | None:
     """The verdict on an earlier shape whose fleets ran as this one's would: no setting ever held anything back."""
+    if shape.deployment.disaggregation is not None:
+        return None
     for result in earlier:
         if result.demand is not None and _suffices(shape, load, result, result.demand):
             base = result.candidate
@@ -279,15 +289,12 @@ def _simulated(
     def worth(num_replicas: int) -> bool:
         return not _beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
 
-    offers = search.offers[shape.deployment.gpu.name]
-    num_gpus = shape.deployment.parallelism.num_gpus
-
     def matters(trial: Trial) -> bool:
         """Settings that another of the family beats at this fleet size, with no larger fleet worth a try."""
         if not siblings or worth(trial.num_replicas + 2):
             return True
         log, summary = summary_of(trial, load, with_intervals=False)
-        dollars = cost(summary, trial.num_replicas, num_gpus, offers).usd_per_mtok_output_at_load
+        dollars = price(search, shape.deployment, summary, trial.num_replicas).usd_per_mtok_output_at_load
         return not _beaten(siblings, dollars, latency_s(log, search.promise))
 
     fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth, matters=matters)
@@ -319,7 +326,6 @@ def _finished(search: Search, shape: Shape, load: Load, trial: Trial, *, why_no_
     """A candidate with the figures of a whole run; ``why_no_more`` None means that it keeps the promise."""
     log, summary = summary_of(trial, load, with_intervals=False)
     deployment = replace(shape.deployment, num_replicas=trial.num_replicas)
-    offers = search.offers[deployment.gpu.name]
     return Candidate(
         index=shape.index,
         deployment=deployment,
@@ -327,7 +333,7 @@ def _finished(search: Search, shape: Shape, load: Load, trial: Trial, *, why_no_
         reason="" if why_no_more is None else broken_reason(trial, load, summary, why_no_more),
         memory=shape.memory,
         summary=summary,
-        cost=cost(summary, trial.num_replicas, deployment.parallelism.num_gpus, offers),
+        cost=price(search, deployment, summary, trial.num_replicas),
         latency_s=latency_s(log, search.promise),
         quality_recovery_pct=shape.precision.recovery_pct,
         warnings=warnings_of(shape, load.step_model),

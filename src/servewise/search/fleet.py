@@ -10,7 +10,7 @@ import numpy as np
 from servewise.metrics import broken, summarize
 from servewise.search.bounds import StopRule
 from servewise.search.shapes import Shape
-from servewise.sim import Outcome, Packed, simulate, to_log
+from servewise.sim import Outcome, Packed, simulate, simulate_disaggregated, to_log
 from servewise.types import MemoryReport, Promise, RequestLog, StepModel, Summary, Workload
 
 __all__ = ["Demand", "Fleet", "Load", "Trial", "find_fleet", "latency_s", "summary_of", "try_fleet"]
@@ -85,13 +85,17 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a shape has to serve: workload, promise, and how both look to its engine."""
+    """What a shape has to serve: workload, promise, and how both look to its engine.
+
+    ``step_model`` of a group is that of its decode instances, ``prefill_model`` that of its prefill instances.
+    """
 
     workload: Workload
     promise: Promise
     rule: StopRule | None
     packed: Packed
     step_model: StepModel
+    prefill_model: StepModel | None = None
 
     @property
     def records_itl(self) -> bool:
@@ -102,6 +106,18 @@ class Load:
 def try_fleet(shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, *, stop: bool = True) -> Trial:
     """Simulate one fleet size; ``stop`` ends a run as soon as it has broken the joint limits."""
     rule = load.rule
+    if load.prefill_model is not None and shape.prefill_memory is not None:
+        outcome = simulate_disaggregated(
+            load.workload,
+            replace(shape.deployment, num_replicas=num_replicas),
+            {"prefill": load.prefill_model, "decode": load.step_model},
+            {"prefill": shape.prefill_memory, "decode": memory},
+            packed=load.packed,
+            promise=load.promise if rule is None else rule.limits,
+            max_bad=rule.max_bad if rule is not None and stop else None,
+            record_itl=load.records_itl,
+        )
+        return _judged(load, num_replicas, outcome)
     outcome = simulate(
         load.workload,
         replace(shape.deployment, num_replicas=num_replicas),
@@ -112,6 +128,11 @@ def try_fleet(shape: Shape, memory: MemoryReport, load: Load, num_replicas: int,
         max_bad=rule.max_bad if rule is not None and stop else None,
         record_itl=load.records_itl,
     )
+    return _judged(load, num_replicas, outcome)
+
+
+def _judged(load: Load, num_replicas: int, outcome: Outcome) -> Trial:
+    rule = load.rule
     if rule is not None and rule.decides:
         kept = outcome.num_bad <= rule.max_bad
     else:

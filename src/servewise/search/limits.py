@@ -10,7 +10,7 @@ from servewise.perf import explain
 from servewise.search.fleet import Load, Trial, try_fleet
 from servewise.search.shapes import Shape
 from servewise.sim import Outcome, to_log
-from servewise.types import MemoryReport, Promise, RequestLog, Summary
+from servewise.types import Disaggregation, MemoryReport, Promise, RequestLog, Summary
 
 __all__ = ["broken_reason", "limited_by", "replicas", "runs_full"]
 
@@ -41,6 +41,8 @@ def runs_full(shape: Shape, memory: MemoryReport, load: Load, outcome: Outcome) 
 def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> str:
     """The resource that takes most of the replicas' time, or full KV memory, and what one replica less breaks."""
     outcome = trial.outcome
+    if shape.deployment.disaggregation is not None:
+        return _busier_pool(shape.deployment.disaggregation, outcome)
     used_frac = outcome.peak_kv_blocks / outcome.num_kv_blocks
     if outcome.num_preemptions or used_frac >= KV_FULL_FRAC:
         first = f"KV memory ({used_frac:.0%} in use at the peak, {outcome.num_preemptions} preemptions)"
@@ -69,6 +71,18 @@ def broken_reason(trial: Trial, load: Load, summary: Summary, why_no_more: str) 
 def replicas(num: int) -> str:
     """A number of replicas in words."""
     return "1 replica" if num == 1 else f"{num} replicas"
+
+
+def _busier_pool(group: Disaggregation, outcome: Outcome) -> str:
+    """The pool whose instances are busy most of the time."""
+    busy_s = outcome.times[:, layout.MIXED_TIME] + outcome.times[:, layout.DECODE_TIME]
+    share = (busy_s / max(float(outcome.times[:, layout.NOW].max()), 1e-9)).reshape(
+        -1, group.prefill.num_instances + group.decode.num_instances
+    )
+    prefill = float(share[:, : group.prefill.num_instances].mean())
+    decode = float(share[:, group.prefill.num_instances :].mean())
+    first, second = ("prefill", "decode") if prefill >= decode else ("decode", "prefill")
+    return f"{first} instances (busy {max(prefill, decode):.0%}; {second} {min(prefill, decode):.0%})"
 
 
 def _busy_frac(outcome: Outcome) -> float:

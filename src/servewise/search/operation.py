@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from servewise.cost import fleet_nodes
 from servewise.metrics import summarize
 from servewise.perf import start_up_s
 from servewise.search.families import Result
+from servewise.search.pricing import usd_per_h
 from servewise.sim import ClusterRun, Life, simulate_cluster
 from servewise.types import Autoscaling, Failure, Outage, Search, Summary
 from servewise.units import HOURS_PER_MONTH
@@ -157,8 +157,7 @@ def _start_up_s(search: Search, result: Result) -> float:
 
 
 def _usd_per_h(search: Search, result: Result, num_replicas: int) -> float:
-    deployment = result.candidate.deployment
-    return fleet_nodes(num_replicas, deployment.parallelism.num_gpus, search.offers[deployment.gpu.name])[1]
+    return usd_per_h(search, result.candidate.deployment, num_replicas)
 
 
 def busiest_s(arrival_s: np.ndarray, stretch_s: float) -> float:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from servewise.cost import cost
 from servewise.search.assurance import assure, draw
 from servewise.search.capacity import capacity, load_curve
 from servewise.search.explanation import explained
@@ -17,6 +16,7 @@ from servewise.search.families import Family, Point, Result, families, least_cos
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.operation import autoscaling, failure
+from servewise.search.pricing import price
 from servewise.search.shapes import Shape, enumerate_shapes
 from servewise.sim import is_compiled
 from servewise.types import Candidate, Candidates, Explanation, Plan, Search, best_of_each
@@ -68,7 +68,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
             explanation = _assure_best(search, pool, tell, results)
             tell("operation", 0, 1)
             best = _winner(results)
-            if best is not None:
+            if best is not None and best.shape.deployment.disaggregation is None:
                 broken_down, following = failure(search, best), autoscaling(search, best)
             tell("operation", 1, 1)
         except KeyboardInterrupt:  # what was found is worth keeping
@@ -128,7 +128,9 @@ def _assure_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
     if not ranking:
         return None
     chosen = [results[place[index]] for index in _frontier(candidates, ranking)[:NUM_IN_FULL]]
-    explanation = explained(search, chosen[0])
+    whole = chosen[0].shape.deployment.disaggregation is None
+    explanation = explained(search, chosen[0]) if whole else None
+    chosen = [result for result in chosen if result.shape.deployment.disaggregation is None]
     # settings that share step times share what is drawn of them
     shapes = {id(result.load.step_model): result.shape.deployment for result in chosen}
     drawn = dict(zip(shapes, pool.map(draw, shapes.values()), strict=True))
@@ -259,13 +261,7 @@ def _detailed(search: Search, result: Result, *, in_full: bool) -> Candidate:
     return replace(
         candidate,
         summary=summary,
-        cost=cost(
-            summary,
-            num_replicas,
-            candidate.deployment.parallelism.num_gpus,
-            search.offers[candidate.deployment.gpu.name],
-            None if highest is None else highest[1],
-        ),
+        cost=price(search, candidate.deployment, summary, num_replicas, None if highest is None else highest[1]),
         limited_by=limited_by(shape, memory, load, trial),
         load_curve=load_curve(shape, memory, load, num_replicas, highest[0]) if in_full and highest else (),
     )

@@ -13,13 +13,14 @@ from servewise.types import (
     GpuSpec,
     ModelSpec,
     Parallelism,
+    Role,
     SglangParams,
     TgiParams,
     TrtllmParams,
     VllmParams,
 )
 
-__all__ = ["NUM_SEQS", "STEP_TOKENS", "default_version", "schedule_key", "settings"]
+__all__ = ["NUM_SEQS", "STEP_TOKENS", "default_version", "pool_params", "schedule_key", "settings"]
 
 NUM_SEQS = (1024, 256, 64)
 """Most requests at once that are tried, the largest first: among settings that behave alike the first is kept."""
@@ -37,6 +38,15 @@ TGI_GRID = tuple((rows, tokens) for rows in (512, 128) for tokens in STEP_TOKENS
 
 OLLAMA_SLOTS = (16, 4, 1)
 """``OLLAMA_NUM_PARALLEL``, each slot with a whole context of its own. A service keeps its model loaded."""
+
+POOL_LIMITS: Mapping[Role, tuple[int, int]] = {"prefill": (64, 8192), "decode": (1024, 8192)}
+"""Requests at once and tokens of a step of instances that have one role in a group."""
+
+LIMIT_NAMES: Mapping[type, tuple[str, str]] = {
+    VllmParams: ("max_num_seqs", "max_num_batched_tokens"),
+    SglangParams: ("max_running_requests", "chunked_prefill_size"),
+    TrtllmParams: ("max_batch_size", "max_num_tokens"),
+}
 
 VERSIONS: Mapping[EngineName, Callable[[], str]] = {
     "vllm": vllm.default_version,
@@ -120,6 +130,22 @@ def settings(
             )
         case _:
             raise AssertionError(f"engine {engine} is not searched")  # config accepts no other
+
+
+def pool_params(
+    engine: EngineName,
+    version: str,
+    gpu: GpuSpec,
+    model: ModelSpec,
+    parallelism: Parallelism,
+    context_tokens: int,
+    role: Role,
+) -> EngineParams:
+    """Parameters of an instance that only computes prompts, in large steps, or only outputs, of many requests."""
+    tried = settings(engine, version, gpu, model, parallelism, context_tokens)
+    rows, tokens = LIMIT_NAMES[type(tried[0])]
+    wanted = (params for params in tried if (getattr(params, rows), getattr(params, tokens)) == POOL_LIMITS[role])
+    return next(wanted, tried[-1])
 
 
 def _sglang(

@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from servewise.catalog import supported_precisions
 from servewise.errors import InputError
 from servewise.perf import memory
+from servewise.search.context import context_tokens, mean_tokens
+from servewise.search.group_deployments import group_deployments
+from servewise.search.pricing import usd_per_h
 from servewise.search.settings import settings
 from servewise.search.spreads import spreads
 from servewise.types import (
     Deployment,
     MemoryReport,
-    ModelSpec,
     PrecisionChoice,
     Search,
 )
 
 __all__ = ["Shape", "enumerate_shapes"]
-
-CONTEXT_STEP_TOKENS = 1024
-"""The context limit is rounded up to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +32,12 @@ class Shape:
     deployment : Deployment
         With one replica.
     memory : MemoryReport or None
+        Of a group of prefill and decode instances: of a decode instance.
     precision : PrecisionChoice
     reason : str
         Why it cannot be built; empty when it can.
+    prefill_memory : MemoryReport or None
+        Of a prefill instance of a group.
     """
 
     index: int
@@ -43,6 +45,7 @@ class Shape:
     memory: MemoryReport | None
     precision: PrecisionChoice
     reason: str
+    prefill_memory: MemoryReport | None = None
 
 
 def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
@@ -53,14 +56,14 @@ def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
     """
     shapes: list[Shape] = []
     for model in search.models:
-        context_tokens = _context(search, model)
+        longest = context_tokens(search, model)
         for gpu in search.gpus:
             for choice in search.precisions[model.name]:
                 for engine, version in search.engines:
                     if choice.precision not in supported_precisions(gpu, engine):
                         continue
                     for spread in spreads(engine, model, gpu, choice.precision.weights):
-                        for params in settings(engine, version, gpu, model, spread, context_tokens):
+                        for params in settings(engine, version, gpu, model, spread, longest):
                             deployment = Deployment(
                                 model=model,
                                 gpu=gpu,
@@ -72,21 +75,16 @@ def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
                                 router=search.router,
                             )
                             shapes.append(_shape(search, deployment, choice, len(shapes)))
+    for choice, deployment in group_deployments(search) if search.max_effort == "high" else ():
+        shapes.append(_group_shape(search, deployment, choice, len(shapes)))
     return tuple(shapes)
-
-
-def _context(search: Search, model: ModelSpec) -> int:
-    """Context limit to launch with: room for the longest request as declared, within the model's own limit."""
-    longest = int((search.workload.input_tokens + search.workload.max_tokens).max())
-    return min(-(-longest // CONTEXT_STEP_TOKENS) * CONTEXT_STEP_TOKENS, model.max_context_tokens)
 
 
 def _shape(search: Search, deployment: Deployment, choice: PrecisionChoice, index: int) -> Shape:
     """A shape with its memory, or the reason why it cannot be built."""
     longest = deployment.max_request_tokens
-    mean_tokens = int((search.workload.input_tokens + search.workload.output_tokens / 2).mean())
     try:
-        report = memory(deployment, mean_tokens)
+        report = memory(deployment, mean_tokens(search))
     except InputError as refused:  # by the engine's own rules
         return Shape(index=index, deployment=deployment, memory=None, precision=choice, reason=str(refused))
     too_long = ""
@@ -102,6 +100,28 @@ def _shape(search: Search, deployment: Deployment, choice: PrecisionChoice, inde
         memory=report,
         precision=choice,
         reason=_unavailable(search, deployment) or report.reason or too_long,
+    )
+
+
+def _group_shape(search: Search, deployment: Deployment, choice: PrecisionChoice, index: int) -> Shape:
+    """A group with the memory of both its instances, or the reason why it cannot be built."""
+    prefill, decode = (_shape(search, deployment.pool(role), choice, index) for role in ("prefill", "decode"))
+    reason = prefill.reason or decode.reason
+    limit = search.budget.max_gpus
+    if not reason and limit is not None and deployment.gpus_per_replica > limit:
+        reason = f"{deployment.gpus_per_replica} GPUs a group > the budget of {limit}"
+    if not reason:
+        try:
+            usd_per_h(search, deployment, 1)
+        except InputError as refused:  # nobody rents both kinds of GPU, or no node holds the group
+            reason = str(refused)
+    return Shape(
+        index=index,
+        deployment=deployment,
+        memory=decode.memory,
+        precision=choice,
+        reason=reason,
+        prefill_memory=prefill.memory,
     )
 
 

@@ -22,6 +22,7 @@ from servewise.types import (
     EngineParams,
     Failure,
     GpuSpec,
+    GroupRouter,
     KvPrecision,
     LoadPoint,
     MaxTokensKind,
@@ -86,6 +87,34 @@ class WorkloadMeta:
     provenance: Provenance
 
 
+class PoolDocument(_Document):
+    """The instances of a group that have one role."""
+
+    gpu: str
+    tensor_parallel_size: int
+    expert_parallel_size: int
+    params: EngineParams
+    num_instances: int
+
+
+class LinkDocument(_Document):
+    """What the KV cache crosses; origins by their position in the table."""
+
+    kind: str
+    bytes_per_s: float
+    latency_s: float
+    provenance: dict[str, int]
+
+
+class DisaggregationDocument(_Document):
+    """A group of prefill and decode instances; the deployment's own fields are those of its decode instances."""
+
+    prefill: PoolDocument
+    decode: PoolDocument
+    link: LinkDocument
+    router: GroupRouter
+
+
 class DeploymentDocument(_Document):
     """A deployment; model and GPU by name."""
 
@@ -103,6 +132,7 @@ class DeploymentDocument(_Document):
     num_replicas: int
     router: Router
     params: EngineParams
+    disaggregation: DisaggregationDocument | None = None
 
 
 class MemoryDocument(_Document):

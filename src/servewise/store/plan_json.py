@@ -19,11 +19,11 @@ from servewise.store.assurance_json import (
     explanation_document,
     explanation_of,
 )
+from servewise.store.deployment_json import deployment_document, deployment_of
 from servewise.store.plan_document import (
     PLAN_SCHEMA,
     CandidateDocument,
     CostDocument,
-    DeploymentDocument,
     EstimateDocument,
     MemoryDocument,
     PlanDocument,
@@ -34,14 +34,11 @@ from servewise.types import (
     Budget,
     Candidate,
     Cost,
-    Deployment,
     Effort,
     Estimate,
     GpuSpec,
     MemoryReport,
-    Parallelism,
     Plan,
-    Precision,
     PriceKind,
     Promise,
     Provenance,
@@ -131,6 +128,7 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
     deployments = [candidate.deployment for candidate in plan.candidates]
     models = {deployment.model.name: deployment.model for deployment in deployments}
     gpus = {deployment.gpu.name: deployment.gpu for deployment in deployments}
+    gpus |= {d.disaggregation.prefill.gpu.name: d.disaggregation.prefill.gpu for d in deployments if d.disaggregation}
     versions: dict[str, set[str]] = {}
     for deployment in deployments:
         if deployment.model != models[deployment.model.name] or deployment.gpu != gpus[deployment.gpu.name]:
@@ -281,7 +279,7 @@ def _fields(source: object, names: Mapping[str, object], *but: str) -> dict[str,
 def _candidate_document(candidate: Candidate, table: _ProvenanceTable) -> CandidateDocument:
     memory, summary, cost = candidate.memory, candidate.summary, candidate.cost
     parts: dict[str, Any] = {
-        "deployment": _deployment_document(candidate.deployment),
+        "deployment": deployment_document(candidate.deployment, table.positions),
         "memory": None,
         "summary": None,
         "cost": None,
@@ -312,25 +310,6 @@ def _estimate_document(estimate: Estimate) -> EstimateDocument:
     return EstimateDocument(**_fields(estimate, EstimateDocument.model_fields))
 
 
-def _deployment_document(deployment: Deployment) -> DeploymentDocument:
-    return DeploymentDocument(
-        model=deployment.model.name,
-        gpu=deployment.gpu.name,
-        weights=deployment.precision.weights,
-        kv=deployment.precision.kv,
-        tensor_parallel_size=deployment.parallelism.tensor_parallel_size,
-        pipeline_parallel_size=deployment.parallelism.pipeline_parallel_size,
-        data_parallel_size=deployment.parallelism.data_parallel_size,
-        expert_parallel_size=deployment.parallelism.expert_parallel_size,
-        expert_all_to_all=deployment.parallelism.expert_all_to_all,
-        engine=deployment.engine,
-        engine_version=deployment.engine_version,
-        num_replicas=deployment.num_replicas,
-        router=deployment.router,
-        params=deployment.params,
-    )
-
-
 def _candidate(document: CandidateDocument, parsed: PlanDocument) -> Candidate:
     memory, summary, cost = None, None, None
     if document.memory is not None:
@@ -349,7 +328,7 @@ def _candidate(document: CandidateDocument, parsed: PlanDocument) -> Candidate:
         cost = Cost(**_fields(document.cost, CostDocument.model_fields))
     return Candidate(
         **_fields(document, CandidateDocument.model_fields, "deployment", "memory", "summary", "cost", "assurance"),
-        deployment=_deployment(document.deployment, parsed),
+        deployment=deployment_of(document.deployment, parsed),
         memory=memory,
         summary=summary,
         cost=cost,
@@ -361,23 +340,3 @@ def _estimate(document: EstimateDocument) -> Estimate:
     # Without a lower end there is no interval; a missing upper end alone means that nothing bounds it.
     high = math.nan if math.isnan(document.low) else document.high
     return Estimate(value=document.value, low=document.low, high=high, num_samples=document.num_samples)
-
-
-def _deployment(document: DeploymentDocument, parsed: PlanDocument) -> Deployment:
-    return Deployment(
-        model=parsed.models[document.model],
-        gpu=parsed.gpus[document.gpu],
-        engine=document.engine,
-        engine_version=document.engine_version,
-        precision=Precision(weights=document.weights, kv=document.kv),
-        parallelism=Parallelism(
-            tensor_parallel_size=document.tensor_parallel_size,
-            pipeline_parallel_size=document.pipeline_parallel_size,
-            data_parallel_size=document.data_parallel_size,
-            expert_parallel_size=document.expert_parallel_size,
-            expert_all_to_all=document.expert_all_to_all,
-        ),
-        params=document.params,
-        num_replicas=document.num_replicas,
-        router=document.router,
-    )

@@ -248,5 +248,7 @@ def best_of_each(candidates: Candidates, ranking: Sequence[int]) -> tuple[int, .
     best: dict[tuple[object, ...], int] = {}
     for index in ranking:
         d = candidates[index].deployment
-        best.setdefault((d.model.name, d.engine, d.engine_version, d.gpu.name, d.precision, d.parallelism), index)
+        pools = [d] if d.disaggregation is None else [d.disaggregation.prefill, d.disaggregation.decode]
+        shape = tuple((p.gpu.name, p.parallelism, getattr(p, "num_instances", 0)) for p in pools)
+        best.setdefault((d.model.name, d.engine, d.engine_version, d.precision, shape), index)
     return tuple(best.values())
