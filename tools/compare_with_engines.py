@@ -161,6 +161,7 @@ def deployment_of(engine: str, options: argparse.Namespace) -> Deployment:
             mem_fraction_static=0.9,
             page_size=1,
             cuda_graph_max_bs=MAX_ROWS,
+            ignore_eos=True,  # as the burst asks
         )
     return Deployment(
         model=catalog.get_model("meta-llama/Llama-3.1-8B-Instruct"),

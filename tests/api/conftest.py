@@ -18,6 +18,7 @@ SERVICE = {
     "quality": {"min_recovery_pct": 100},
     "hardware": ["L40S-48GB"],
     "budget": {"max_gpus": 2},
+    "engines": ["vllm"],
 }
 """Two families of settings; planned in half a second."""
 

@@ -62,7 +62,7 @@ def test_a_missing_trace(plan: Command) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hardwares": ["L40S-48GB"]}, r"line 8: hardwares: unknown key; did you mean hardware\?"),
+        ({"hardwares": ["L40S-48GB"]}, r"line 9: hardwares: unknown key; did you mean hardware\?"),
         ({"promise": {"tfft_s": 1.0}}, r"line 4: promise\.tfft_s: unknown key; did you mean ttft_s\?"),
         ({"promise": {"ttft_s": "1s"}}, r"line 4: promise\.ttft_s: '1s' carries a unit; write a number of seconds"),
         ({"promise": {"ttft_s": -1}}, r"line 4: promise\.ttft_s: -1 is out of range; it must be > 0"),
@@ -83,7 +83,7 @@ def test_a_missing_trace(plan: Command) -> None:
         ({"engines": ["vlm"]}, r"line 8: engines: unknown engine 'vlm'; did you mean vllm\?"),
         ({"budget": {"max_gpus": 0}}, r"line 7: budget\.max_gpus: 0 is out of range; it must be >= 1"),
         ({"quality": {"min_recovery_pct": 0.99}}, r"0\.99 is read as a percentage; for 0\.99 of the score write 99"),
-        ({"prices": "no.yaml"}, r"line 8: prices: no file 'no\.yaml' in "),
+        ({"prices": "no.yaml"}, r"line 9: prices: no file 'no\.yaml' in "),
     ],
 )  # fmt: skip
 def test_service_files(plan: Command, changes: dict[str, Any], message: str) -> None:

@@ -105,7 +105,7 @@ def test_launch_arguments() -> None:
     params = replace(
         deployment().params, scheduling_policy="priority", watermark=0.01, long_prefill_token_threshold=512
     )
-    assert vllm.launch_args(deployment(params=params))[-6:] == [
+    assert vllm.launch(deployment(params=params)).args[-6:] == [
         *("--scheduling-policy", "priority", "--watermark", "0.01", "--long-prefill-token-threshold", "512"),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from servewise.metrics import broken, good
 from servewise.search.bounds import stop_rule
 from servewise.search.families import families
 from servewise.search.fleet import latency_s, try_fleet
-from servewise.search.shapes import enumerate_shapes
+from servewise.search.shapes import Shape, enumerate_shapes
 from servewise.sim import to_log
 from servewise.types import Budget, PercentileLimit, Promise, Search, Workload
 
@@ -28,10 +29,10 @@ PROMISES = (
 )
 
 
-def trials(search: Search, every: int, sizes: tuple[int, ...]) -> int:
+def trials(search: Search, every: int, sizes: tuple[int, ...], shapes: Sequence[Shape] | None = None) -> int:
     """Hold fleets of some shapes of a search against their bounds; returns how many."""
     promise, tried = search.promise, 0
-    for family in families(search, enumerate_shapes(search))[::every]:
+    for family in families(search, shapes or enumerate_shapes(search))[::every]:
         for shape, load, bound in list(zip(family.shapes, family.loads, family.bounds, strict=True))[::4]:
             for num_replicas in sizes:
                 trial = try_fleet(shape, shape.memory, load, num_replicas, stop=False)
@@ -48,6 +49,20 @@ def trials(search: Search, every: int, sizes: tuple[int, ...]) -> int:
 def test_no_fleet_beats_its_bounds(make_search: Make, promise: Promise) -> None:
     search = make_search(promise=promise, gpus=("L40S-48GB",))
     assert trials(search, 3, (1, 2, 4, 16)) >= 24
+
+
+@pytest.mark.parametrize("engine", [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "1.2.1")])
+def test_no_fleet_of_groups_beats_its_bounds(make_search: Make, engine: tuple[str, str]) -> None:
+    """Prefill and decode apart."""
+    search = make_search(
+        engines=(engine,),
+        promise=PROMISES[1],
+        gpus=("L40S-48GB", "H100-SXM-80GB"),
+        max_effort="high",
+        router="least_requests",
+    )
+    groups = [shape for shape in enumerate_shapes(search) if shape.deployment.disaggregation is not None]
+    assert trials(search, 3, (1, 2, 4), groups) >= 24
 
 
 @pytest.mark.parametrize("engine", [("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "1.2.1")])

@@ -35,7 +35,13 @@ GPUS = (
     "H200-SXM-141GB",
     "B200-SXM-180GB",
 )
-ENGINES = (("vllm", "0.33.0"), ("sglang", "0.5.23"), ("tensorrt-llm", "1.2.1"))
+ENGINES = (
+    ("vllm", "0.33.0"),
+    ("sglang", "0.5.23"),
+    ("tensorrt-llm", "1.2.1"),
+    ("tgi", "3.3.5"),
+    ("ollama", "0.33.0"),
+)
 ROUTERS = ("round_robin", "least_requests", "prefix_aware")
 SEEDS = (1, 8, 17, 20, 27, 31, 36)
 """Chosen for speed, and because together they have every status, router and kind of traffic."""
@@ -116,7 +122,7 @@ def draw_search(seed: int, workloads: tuple[Workload, Workload]) -> Search:
         precisions={model.name: tuple(choices[i] for i in chosen)},
         gpus=gpus,
         offers=offers,
-        engines=ENGINES[seed % 2 : seed % 4 + 1],
+        engines=tuple(ENGINES[i] for i in np.random.default_rng(seed).choice(5, size=2, replace=False)),
         promise=promise,
         budget=Budget(max_gpus=int(rng.choice((8, 32))), usd_per_h=None if rng.random() < 0.7 else 20.0),
         router=ROUTERS[rng.integers(len(ROUTERS))],
@@ -161,6 +167,35 @@ def test_pruned_and_unpruned_searches_agree(workloads: tuple[Workload, Workload]
                     assert truth.latency_s == base.latency_s, where
                     assert truth.summary.means == base.summary.means, where
     assert min(seen[status] for status in ("kept", "broken", "dominated", "same_schedule")) >= 30
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3], ids=lambda engine: engine[0])
+def test_pruned_and_unpruned_searches_of_groups_agree(
+    workloads: tuple[Workload, Workload], engine: tuple[str, str]
+) -> None:
+    """Prefill and decode apart, on two kinds of GPU, beside whole replicas."""
+    search = draw_search(8, workloads)
+    chat = workloads[0]
+    gpus = tuple(catalog.get_gpu(name) for name in ("L40S-48GB", "H100-SXM-80GB"))
+    search = replace(
+        search,
+        workload=replace(chat, arrival_s=chat.arrival_s / 4),
+        gpus=gpus,
+        offers={gpu.name: catalog.offers(gpu) for gpu in gpus},
+        precisions={MODEL: search.precisions[MODEL][:1]},
+        engines=(engine,),  # type: ignore[arg-type]
+        promise=Promise(ttft_s=1.0, tpot_s=0.03, attainment=0.95),
+        budget=Budget(max_gpus=12),
+        max_effort="high",
+        router="least_requests",
+    )
+    found, everything = plan(search), plan(search, prune=False)
+    assert figures(found) == figures(everything)
+    groups = [c for c in everything.candidates if c.deployment.disaggregation is not None]
+    assert sum(c.status == "kept" for c in groups) >= 5
+    assert {c.deployment.disaggregation.prefill.gpu.name for c in groups} == {gpu.name for gpu in gpus}
+    none = [c for c in plan(replace(search, max_effort="medium")).candidates if c.deployment.disaggregation]
+    assert none == []
 
 
 def test_a_fleet_that_was_jumped_over_is_not_given_up(
