@@ -12,8 +12,9 @@ from servewise import perf
 from servewise.cost import fleet_nodes
 from servewise.metrics import broken, summarize
 from servewise.search import plan
-from servewise.search.assurance import assure, draw
-from servewise.search.families import Result
+from servewise.search.assurance import DrawnModels, assure, draw
+from servewise.search.families import Result, families, search_family
+from servewise.search.shapes import enumerate_shapes
 from servewise.sim import simulate, to_log
 from servewise.types import (
     Assurance,
@@ -50,6 +51,12 @@ def result(search: Search) -> Result:
     return kept_result(search)
 
 
+def first(drawn: tuple[DrawnModels, ...]) -> tuple[StepModel, ...]:
+    """The step models of whole replicas."""
+    assert all(prefill is None for _, prefill in drawn)
+    return tuple(model for model, _ in drawn)
+
+
 def rerun(search: Search, result: Result, model: StepModel, num_replicas: int) -> RequestLog:
     """Simulate a fleet with a step model, from its own data alone and to the end."""
     deployment = replace(result.candidate.deployment, num_replicas=num_replicas)
@@ -84,8 +91,8 @@ def test_the_intervals_are_the_quantiles_of_whole_runs(
     monkeypatch: pytest.MonkeyPatch, search: Search, result: Result
 ) -> None:
     use_draws(monkeypatch, SPREAD, request_factor=1.5)
-    models = draw(result.candidate.deployment)
-    found = assure(search, result, models)
+    models = first(draw(result.candidate.deployment))
+    found = assure(search, result, [(model, None) for model in models])
     num = result.candidate.deployment.num_replicas
     runs: list[Summary] = [
         summarize(rerun(search, result, model, num), search.promise, with_intervals=False) for model in models
@@ -121,8 +128,8 @@ def test_the_margin_is_the_smallest_fleet_that_almost_all_draws_keep(
     monkeypatch: pytest.MonkeyPatch, search: Search, result: Result
 ) -> None:
     use_draws(monkeypatch, SPREAD)
-    models = draw(result.candidate.deployment)
-    found = assure(search, result, models)
+    models = first(draw(result.candidate.deployment))
+    found = assure(search, result, [(model, None) for model in models])
     num = result.candidate.deployment.num_replicas
     smallest, count = next(
         (size, count) for size in range(num, 4 * num + 1) if (count := num_kept(search, result, models, size)) >= 31
@@ -231,8 +238,8 @@ def test_every_form_of_the_promise_is_counted(
     search = make_search(gpus=("L40S-48GB",), promise=promise)
     result = kept_result(search)
     use_draws(monkeypatch, SPREAD)
-    models = draw(result.candidate.deployment)
-    found = assure(search, result, models)
+    models = first(draw(result.candidate.deployment))
+    found = assure(search, result, [(model, None) for model in models])
     kept = num_kept(search, result, models, result.candidate.deployment.num_replicas)
     assert found.num_kept == kept
     assert 0 < kept < 32
@@ -243,13 +250,13 @@ def test_every_form_of_the_promise_is_counted(
 def test_a_deadline_is_counted(monkeypatch: pytest.MonkeyPatch, search: Search, result: Result) -> None:
     num = result.candidate.deployment.num_replicas
     use_draws(monkeypatch, SPREAD)
-    models = draw(result.candidate.deployment)
+    models = first(draw(result.candidate.deployment))
     ends = sorted(
         summarize(rerun(search, result, model, num), Promise(), with_intervals=False).duration_s for model in models
     )
     offline = Promise(deadline_s=(ends[19] + ends[20]) / 2)
     load = replace(result.load, promise=offline, rule=None)
-    found = assure(replace(search, promise=offline), replace(result, load=load), models)
+    found = assure(replace(search, promise=offline), replace(result, load=load), [(model, None) for model in models])
     assert found.num_kept == 20
     assert math.isclose(found.attainment.low, 1.0)
 
@@ -300,10 +307,30 @@ def test_a_draw_that_says_nothing_leaves_no_interval(monkeypatch: pytest.MonkeyP
 
 def test_the_same_seed_draws_the_same_whatever_the_fleet(result: Result) -> None:
     deployment = result.candidate.deployment
-    one, other = draw(deployment), draw(replace(deployment, num_replicas=7))
+    one, other = first(draw(deployment)), first(draw(replace(deployment, num_replicas=7)))
     assert len(one) == 32
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a.table.decode_fixed_s, b.table.decode_fixed_s)
     assert len({model.table.decode_fixed_s[1] for model in one}) > 16
     assert slowed(one[0], 2.0).table.decode_fixed_s[1] == 2 * one[0].table.decode_fixed_s[1]
     assert perf.step_model(deployment).table.max_rows == one[0].table.max_rows
+
+
+def test_groups_have_a_verdict(make_search: Make) -> None:
+    """Both pools are drawn, from the same random numbers, and a fleet of groups is judged as any other."""
+    search = make_search(gpus=("H100-SXM-80GB",), max_effort="high", router="least_requests")
+    groups = [shape for shape in enumerate_shapes(search) if shape.deployment.disaggregation is not None]
+    (result,) = search_family(search, families(search, groups)[0], (), prune=False)
+    assert result.candidate.status == "kept"
+    drawn = draw(result.candidate.deployment)
+    slowest = max(range(len(drawn)), key=lambda i: drawn[i][0].table.decode_fixed_s[1])
+    decode, prefill = drawn[slowest]
+    assert prefill is not None
+    assert prefill.table.decode_fixed_s[1] == max(other.table.decode_fixed_s[1] for _, other in drawn if other)
+    found = assure(search, result, drawn)
+    assert found.num_draws == len(drawn)
+    assert 0.0 <= found.attainment.low <= found.attainment.high <= 1.0
+    assert found.attainment.low < 1.0 or found.kept_frac == 1.0
+    assert found.means == {}
+    twice = [(slowed(decode, 3.0), slowed(prefill, 3.0))] * len(drawn)
+    assert assure(search, result, twice).attainment.high < found.attainment.high

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servewise import perf
-from servewise.search.bounds import bounds, idle_ranks
+from servewise.search.bounds import Bounds, bounds, idle_ranks
 from servewise.search.families import Result, most_replicas
 from servewise.search.fleet import Load, summary_of, try_fleet
+from servewise.search.groups import group_bounds
 from servewise.search.limits import replicas, runs_full
 from servewise.search.pricing import price
 from servewise.search.shapes import Shape
@@ -30,7 +31,7 @@ from servewise.types import (
     Summary,
 )
 
-__all__ = ["NUM_DRAWS", "assure", "draw"]
+__all__ = ["NUM_DRAWS", "DrawnModels", "assure", "draw"]
 
 NUM_DRAWS = 32
 """Step models drawn; the fewest that an interval of 90% and a verdict from 95% on can be read from."""
@@ -41,12 +42,23 @@ LARGEST_GROWTH = 4
 """Fleets beyond this multiple of a candidate's are not tried for the safety margin."""
 
 
-def draw(deployment: Deployment) -> tuple[StepModel, ...]:
-    """The step models that every fleet of a shape is tried with."""
-    return perf.draw_step_models(replace(deployment, num_replicas=1), NUM_DRAWS, SEED)
+DrawnModels = tuple[StepModel, StepModel | None]
+"""Of a replica and None, or of a group's decode and prefill instances."""
 
 
-def assure(search: Search, result: Result, drawn: Sequence[StepModel]) -> Assurance:
+def draw(deployment: Deployment) -> tuple[DrawnModels, ...]:
+    """The step models that every fleet of a shape is tried with.
+
+    Those of a group's two pools come from the same random numbers: what is not known of one is not known of the other.
+    """
+    if deployment.disaggregation is None:
+        models = perf.draw_step_models(replace(deployment, num_replicas=1), NUM_DRAWS, SEED)
+        return tuple((model, None) for model in models)
+    pools = [perf.draw_step_models(deployment.pool(role), NUM_DRAWS, SEED) for role in ("decode", "prefill")]
+    return tuple(zip(*pools, strict=True))
+
+
+def assure(search: Search, result: Result, drawn: Sequence[DrawnModels]) -> Assurance:
     """How a kept candidate does in every draw, and the fleet that does well in almost all of them.
 
     Parameters
@@ -54,13 +66,13 @@ def assure(search: Search, result: Result, drawn: Sequence[StepModel]) -> Assura
     search : Search
     result : Result
         Of a candidate that keeps the promise.
-    drawn : sequence of StepModel
+    drawn : sequence of DrawnModels
     """
     candidate, shape, load = result.candidate, result.shape, result.load
     memory, summary, num_replicas = shape.memory, candidate.summary, candidate.deployment.num_replicas
     assert memory is not None  # noqa: S101 (it was simulated)
     assert summary is not None  # noqa: S101 (it was simulated)
-    loads = [_under(load, model) for model in drawn]
+    loads = [_under(load, *models) for models in drawn]
     runs = []
     for drawn_load in loads:
         trial = try_fleet(shape, memory, drawn_load, num_replicas, stop=False)
@@ -81,12 +93,12 @@ def assure(search: Search, result: Result, drawn: Sequence[StepModel]) -> Assura
     )
 
 
-def _under(load: Load, model: StepModel) -> Load:
+def _under(load: Load, model: StepModel, prefill_model: StepModel | None) -> Load:
     """The same load with other step times; the way to the engine and back takes another time with them, too."""
-    table, requests = model.table, load.packed.requests
+    table, requests = (prefill_model or model).table, load.packed.requests
     extra = table.request_fixed_s + table.request_s_per_input_token * requests.input_tokens.astype(np.int64)
     packed = replace(load.packed, requests=requests._replace(extra=np.asarray(extra, np.float64)))
-    return replace(load, step_model=model, packed=packed)
+    return replace(load, step_model=model, prefill_model=prefill_model, packed=packed)
 
 
 def _interval(values: Sequence[float]) -> Interval:
@@ -100,7 +112,9 @@ def _interval(values: Sequence[float]) -> Interval:
 def _means(
     shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, summary: Summary
 ) -> dict[str, MeanEstimate]:
-    """Mean TTFT and TPOT with the errors of predictions like these."""
+    """Mean TTFT and TPOT with the errors of predictions like these; nothing for groups, which were not held out."""
+    if shape.deployment.disaggregation is not None:
+        return {}
     outcome = try_fleet(shape, memory, load, num_replicas, stop=False).outcome
     error = perf.mean_error(shape.deployment, saturated=runs_full(shape, memory, load, outcome))
     return {
@@ -182,21 +196,27 @@ def _fewest(search: Search, drawn: _Drawn) -> tuple[int | None, int]:
     """Replicas without which too many draws are proven to break the promise (None: with any number of them), and
     the draws in which every fleet does."""
     deployment = drawn.shape.deployment
-    knows_prefix = search.workload.prefix is not None and caches_prefixes(deployment)
     fewest = []
     for load in drawn.loads:
-        bound = bounds(
-            load.packed,
-            idle_ranks(load.step_model.table, num_ranks(deployment)),
-            search.promise,
-            load.rule,
-            knows_prefix=knows_prefix,
-            num_ranks=deployment.parallelism.data_parallel_size,
-            num_stages=deployment.parallelism.pipeline_parallel_size,
-        )
+        bound = _bound(search, load, deployment)
         if load.rule is None or bound.num_hopeless <= load.rule.max_bad:
             fewest.append(bound.num_replicas)
     num_hopeless = len(drawn.loads) - len(fewest)
     if len(fewest) < drawn.num_needed:
         return None, num_hopeless
     return sorted(fewest)[drawn.num_needed - 1], num_hopeless
+
+
+def _bound(search: Search, load: Load, deployment: Deployment) -> Bounds:
+    """What no fleet beats under drawn step times."""
+    if deployment.disaggregation is not None:
+        return group_bounds(load, deployment)
+    return bounds(
+        load.packed,
+        idle_ranks(load.step_model.table, num_ranks(deployment)),
+        search.promise,
+        load.rule,
+        knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
+        num_ranks=deployment.parallelism.data_parallel_size,
+        num_stages=deployment.parallelism.pipeline_parallel_size,
+    )

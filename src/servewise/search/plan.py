@@ -130,7 +130,6 @@ def _assure_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
     chosen = [results[place[index]] for index in _frontier(candidates, ranking)[:NUM_IN_FULL]]
     whole = chosen[0].shape.deployment.disaggregation is None
     explanation = explained(search, chosen[0]) if whole else None
-    chosen = [result for result in chosen if result.shape.deployment.disaggregation is None]
     # settings that share step times share what is drawn of them
     shapes = {id(result.load.step_model): result.shape.deployment for result in chosen}
     drawn = dict(zip(shapes, pool.map(draw, shapes.values()), strict=True))
