@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -12,10 +13,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from servewise.catalog import get_gpu, get_model
-from servewise.deploy import launch, render_launch
-from servewise.engines import sglang, trtllm
+from servewise.deploy import commands, launch, launches, notes, render_launch
+from servewise.engines import ollama, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
-from servewise.types import Deployment, Parallelism, Precision
+from servewise.types import Deployment, Disaggregation, InstancePool, KvLink, Parallelism, Precision
 
 MODEL = get_model("Qwen/Qwen3-235B-A22B")
 H100 = get_gpu("H100-SXM-80GB")
@@ -117,3 +118,82 @@ def test_names_that_could_act_as_options_are_refused(make: object) -> None:
     deployment = make()  # type: ignore[operator]
     with pytest.raises(InputError, match="model name"):
         launch(replace(deployment, model=replace(MODEL, name="--trust-remote-code")))
+
+
+def grouped(deployment: Deployment) -> Deployment:
+    """Two prefill instances and one decode instance of TP2."""
+    alone = replace(deployment, parallelism=Parallelism(tensor_parallel_size=2))
+    pools = [
+        InstancePool(gpu=H100, parallelism=alone.parallelism, params=alone.params, num_instances=number)
+        for number in (2, 1)
+    ]
+    link = KvLink(kind="nvlink", bytes_per_s=1e11, latency_s=1e-3, provenance={})
+    return replace(alone, disaggregation=Disaggregation(prefill=pools[0], decode=pools[1], link=link))
+
+
+def test_instances_of_a_group_know_their_role() -> None:
+    (prefill, first), (decode, second) = launches(grouped(sglang_deployment()))
+    assert (prefill, decode) == ("prefill", "decode")
+    assert flag(first.args, "--disaggregation-mode") == "prefill"
+    assert flag(second.args, "--disaggregation-mode") == "decode"
+    assert flag(first.args, "--tp-size") == "2"
+    (_, context), (_, generation) = launches(grouped(trtllm_deployment()))
+    for start in (context, generation):
+        (text,) = start.files.values()
+        assert YAML(typ="safe").load(text)["cache_transceiver_config"] == {"backend": "DEFAULT"}
+    plain = launches(sglang_deployment())
+    assert [(role, start.args) for role, start in plain] == [("replica", launch(sglang_deployment()).args)]
+
+
+def test_vllm_instances_share_a_connector() -> None:
+    params = replace(vllm.default_params("0.33.0", H100, MODEL), max_model_len=8192)
+    deployment = replace(sglang_deployment(), engine="vllm", engine_version="0.33.0", params=params)
+    for _, start in launches(grouped(deployment)):
+        assert json.loads(flag(start.args, "--kv-transfer-config")) == {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+        }
+    assert "2 prefill and 1 decode instances" in notes(grouped(deployment))[0]
+
+
+def test_ollama_gets_a_modelfile_and_its_environment() -> None:
+    model = get_model("meta-llama/Llama-3.1-8B-Instruct")
+    params = replace(ollama.default_params("0.33.0", H100, model), num_parallel=4, keep_alive_s=None)
+    deployment = Deployment(
+        model=model,
+        gpu=H100,
+        engine="ollama",
+        engine_version="0.33.0",
+        precision=Precision(weights="q4_k_m"),
+        parallelism=Parallelism(),
+        params=params,
+        num_replicas=2,
+    )
+    start = launch(deployment)
+    assert start.args == ["ollama", "serve"]
+    assert (start.env["OLLAMA_NUM_PARALLEL"], start.env["OLLAMA_KEEP_ALIVE"]) == ("4", "-1")
+    assert start.files["Modelfile"].splitlines()[0] == f"FROM {model.name}"
+    assert [args[1] for args in commands(deployment)] == ["OLLAMA_HOST=127.0.0.1:8000", "OLLAMA_HOST=127.0.0.1:8001"]
+    assert "ollama create" in notes(deployment)[0]
+
+
+@pytest.mark.shared
+def test_every_option_exists_in_tgi(shared_dir: Path) -> None:
+    model = get_model("meta-llama/Llama-3.1-8B-Instruct")
+    params = replace(tgi.default_params("3.3.5", H100, model), max_total_tokens=8192)
+    deployment = Deployment(
+        model=model,
+        gpu=H100,
+        engine="tgi",
+        engine_version="3.3.5",
+        precision=Precision(weights="fp8", kv="fp8"),
+        parallelism=Parallelism(tensor_parallel_size=2),
+        params=params,
+    )
+    start = launch(deployment)
+    known = set(re.findall(r"--[a-z0-9][a-z0-9-]*", (shared_dir / "engines" / "help" / "tgi-launcher.md").read_text()))
+    used = {arg for arg in start.args if arg.startswith("--")}
+    assert len(used) == 10
+    assert used <= known
+    assert flag(start.args, "--max-total-tokens") == "8192"
+    assert start.env["ATTENTION"] == "flashinfer"

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from servewise import __version__
 from servewise.errors import InputError, SimulationError
 from servewise.store import plan_from_json, plan_json_schema, plan_to_json
-from servewise.types import Autoscaling, Failure, Outage, Plan
+from servewise.types import (
+    Autoscaling,
+    Disaggregation,
+    Failure,
+    InstancePool,
+    KvLink,
+    Outage,
+    Plan,
+    Provenance,
+)
 from store.plans import GPU, MODEL, PLAN, SUMMARY, deployment, estimate, meta
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -227,3 +236,29 @@ def test_every_key_is_documented() -> None:
     assert names <= keys(plan_json_schema())
     missing = sorted(name for name in names if f"`{name}`" not in text)
     assert missing == []
+
+
+def test_groups_come_back_with_both_pools() -> None:
+    first = PLAN.candidates[0]
+    other = dataclasses.replace(GPU, name="L40S-48GB")
+    link = KvLink(
+        kind="network", bytes_per_s=1e10, latency_s=1e-3, provenance={"link": Provenance(kind="spec", source="a sheet")}
+    )
+    decode = InstancePool(
+        gpu=first.deployment.gpu,
+        parallelism=first.deployment.parallelism,
+        params=first.deployment.params,
+        num_instances=2,
+    )
+    group = Disaggregation(
+        prefill=dataclasses.replace(decode, gpu=other, num_instances=1),
+        decode=decode,
+        link=link,
+        router="least_requests",
+    )
+    changed = dataclasses.replace(first, deployment=dataclasses.replace(first.deployment, disaggregation=group))
+    plan = dataclasses.replace(PLAN, candidates=(changed, *PLAN.candidates[1:]))
+    document = plan_to_json(plan, meta())
+    assert other.name in document["gpus"]
+    found, _ = plan_from_json(document)
+    assert found.candidates[0].deployment == changed.deployment
