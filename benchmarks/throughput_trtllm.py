@@ -280,7 +280,7 @@ def predict(row: Row) -> float:
 def queued_tokens_per_s(deployment: Deployment, built: bool, row: Row) -> float:
     """Output tokens per second of all GPUs, all requests being there at the start."""
     ranks = deployment.parallelism.data_parallel_size
-    count = math.ceil(num_requests(row.input_tokens, row.output_tokens) / ranks)
+    count = ranks * math.ceil(num_requests(row.input_tokens, row.output_tokens) / ranks)
     report = memory_of(deployment, built)
     if not report.fits:
         raise Unplaceable(f"does not fit by the memory model: {report.reason}")
@@ -294,4 +294,4 @@ def queued_tokens_per_s(deployment: Deployment, built: bool, row: Row) -> float:
     except InputError as error:
         raise Unplaceable(str(error)) from None
     # ranks with equal requests stay in step
-    return ranks * output_tokens_per_s(workload, outcome)
+    return output_tokens_per_s(workload, outcome)
