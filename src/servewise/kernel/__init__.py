@@ -37,7 +37,12 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 
-def is_compiled() -> bool:
-    """Whether vLLM's compiled driver of these sources is there already, so that a plan starts at once."""
+def is_compiled(driver: str) -> bool:
+    """Whether a driver of these sources (a module of this folder) is compiled, or never will be.
+
+    Its code is stored last: it is there when what it calls is.
+    """
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return True
     folder = Path(numba.config.CACHE_DIR)  # type: ignore[attr-defined]
-    return any(folder.rglob("vllm.advance-*.nbi"))
+    return any(folder.rglob(f"{driver}.advance-*.nbi"))

@@ -33,6 +33,7 @@ __all__ = [
     "UP",
     "Routing",
     "route",
+    "run_by_turns",
     "run_fleet",
 ]
 
@@ -173,7 +174,7 @@ def route(
 ) -> int:
     """Send the requests from ``start`` to before ``stop`` on their way and simulate until ``horizon``.
 
-    Returns a status of ``layout``. Parameters as in :func:`run_fleet`; some replica must be up when there is a
+    Returns a status of ``layout``. Parameters as in :func:`run_by_turns`; some replica must be up when there is a
     request. ``horizon`` must not exceed the arrival of any later request.
     """
     num_replicas = len(fleet.ints)
@@ -216,7 +217,7 @@ def route(
 
 
 @compiled
-def run_fleet(
+def run_by_turns(
     fleet: Replica,
     req: Requests,
     out: Outputs,
@@ -228,10 +229,10 @@ def run_fleet(
     driver: Any,
     routing: Routing,
 ) -> int:
-    """Simulate all requests on replicas that are all up; returns a status of ``layout``.
+    """Simulate all requests on replicas that are all up and take turns; returns a status of ``layout``.
 
-    In a closed loop there is one replica, the router is ``ROUND_ROBIN``, and the caller has set the replica's
-    ``QUEUE_END`` to the number of requests that the client keeps in flight.
+    In a closed loop there is one replica, and the caller has set its ``QUEUE_END`` to the number of requests that the
+    client keeps in flight.
 
     Parameters
     ----------
@@ -245,8 +246,6 @@ def run_fleet(
     """
     num_replicas = len(fleet.ints)
     num_requests = len(req.arrival)
-    if routing.router != ROUND_ROBIN:
-        return route(fleet, req, out, times, eng, lim, px, rec, driver, routing, 0, num_requests, INFINITY)
     # replicas do not depend on each other: each is run to its end
     bad = 0
     for i in range(num_replicas):
@@ -264,3 +263,25 @@ def run_fleet(
             return status
         bad += rep.ints[lo.NUM_BAD]
     return lo.DONE
+
+
+def run_fleet(
+    fleet: Replica,
+    req: Requests,
+    out: Outputs,
+    times: Times,
+    eng: Engine,
+    lim: Limits,
+    px: Prefix,
+    rec: Recorder,
+    driver: Any,
+    routing: Routing,
+) -> int:
+    """Simulate all requests on replicas that are all up; returns a status of ``layout``.
+
+    Not compiled itself, so that of the two ways only the one that is gone is. Parameters as in :func:`run_by_turns`.
+    """
+    if routing.router == ROUND_ROBIN:
+        return int(run_by_turns(fleet, req, out, times, eng, lim, px, rec, driver, routing))
+    num_requests = len(req.arrival)
+    return int(route(fleet, req, out, times, eng, lim, px, rec, driver, routing, 0, num_requests, INFINITY))

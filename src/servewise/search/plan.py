@@ -18,7 +18,7 @@ from servewise.search.limits import limited_by
 from servewise.search.operation import autoscaling, failure
 from servewise.search.pricing import price
 from servewise.search.shapes import Shape, enumerate_shapes
-from servewise.sim import is_compiled
+from servewise.sim import DISAGGREGATED, compile_drivers, not_compiled
 from servewise.types import Candidate, Candidates, Explanation, Plan, Search, best_of_each
 
 __all__ = ["Progress", "plan"]
@@ -186,9 +186,13 @@ def _search_all(
         return best, family.shapes[0].index
 
     waiting.sort(key=promising)
-    compiling = not is_compiled()
-    if compiling:
+    kinds = {shape.deployment.engine for shape in shapes if not shape.reason and not shape.deployment.disaggregation}
+    groups = any(shape.deployment.disaggregation and not shape.reason for shape in shapes)
+    missing = not_compiled([*kinds, *([DISAGGREGATED] if groups else [])])
+    if missing:
         tell(COMPILING, 0, 1)
+        compile_drivers(missing)
+        tell(COMPILING, 1, 1)
     for start in range(0, len(waiting), WAVE):
         known = [
             Point(usd_per_mtok=r.candidate.cost.usd_per_mtok_output_at_load, latency_s=r.candidate.latency_s)
@@ -201,8 +205,6 @@ def _search_all(
 
         for found in pool.map(run, waiting[start : start + WAVE]):
             results += found
-        if compiling and start == 0:
-            tell(COMPILING, 1, 1)
         tell("fleets", min(start + WAVE, len(waiting)), len(waiting))
 
 

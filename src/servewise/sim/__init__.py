@@ -1,6 +1,5 @@
 """Simulation of a deployment on a workload."""
 
-from servewise.kernel import is_compiled
 from servewise.kernel.fleet import MAX_PREFIX_AWARE_REPLICAS
 from servewise.sim.cluster import ClusterRun, Life, simulate_cluster
 from servewise.sim.disaggregated import pack_disaggregated, simulate_disaggregated
@@ -10,16 +9,19 @@ from servewise.sim.outcome import Outcome, schedulers, to_log
 from servewise.sim.pack import Packed
 from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
 from servewise.sim.task import num_ranks
+from servewise.sim.warm import DISAGGREGATED, compile_drivers, not_compiled
 
 __all__ = [
+    "DISAGGREGATED",
     "MAX_PREFIX_AWARE_REPLICAS",
     "ClusterRun",
     "Life",
     "Outcome",
     "Packed",
     "caches_prefixes",
-    "is_compiled",
+    "compile_drivers",
     "memory_use",
+    "not_compiled",
     "num_ranks",
     "pack_disaggregated",
     "pack_requests",
