@@ -1,8 +1,8 @@
 """vLLM with speculative decoding, step by step and in plain Python: ``docs/speculative-decoding.md``.
 
 Slow and obvious: the counters of a request are those that vLLM keeps, optimistic while a step is in flight and rolled
-back when it is processed; acceptance is counted with fractions. Blocks are a number. Requests, settings, results and the
-loop over time are those of ``vllm_plain``.
+back when it is processed; acceptance is counted with fractions. Blocks are a number. Requests, settings, results and
+the loop over time are those of ``vllm_plain``.
 """
 
 from __future__ import annotations

@@ -79,9 +79,7 @@ def seeded_speculative(seed: int, profile: Profile, num_requests: int = 60) -> t
     return speculating(make_case(rng, profile, num_requests), speculation, rng), speculation
 
 
-def deployed(
-    case: Case, speculation: Speculation, num_replicas: int = 1, router: Router = "round_robin"
-) -> Deployment:
+def deployed(case: Case, speculation: Speculation, num_replicas: int = 1, router: Router = "round_robin") -> Deployment:
     """The case's deployment with a drafter."""
     return replace(deployment_of(case, num_replicas, router), speculation=speculation)
 

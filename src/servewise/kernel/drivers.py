@@ -10,7 +10,19 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import disaggregated, llamacpp, orca, pipeline, ranks, sglang, speculative, static, tgi, trtllm, vllm
+from servewise.kernel import (
+    disaggregated,
+    llamacpp,
+    orca,
+    pipeline,
+    ranks,
+    sglang,
+    speculative,
+    static,
+    tgi,
+    trtllm,
+    vllm,
+)
 from servewise.kernel.group import Group
 from servewise.kernel.layout import (
     Engine,

@@ -219,8 +219,8 @@ def advance(
 ) -> int:
     """Simulate every step that is planned before ``horizon``; returns a status of ``layout``.
 
-    Mutates ``rep``, ``out``, ``rec`` and ``spec``, and ``req.arrival`` in a closed loop. ``horizon`` must be infinite or
-    not exceed the arrival of any request that is not yet in the replica's queue.
+    Mutates ``rep``, ``out``, ``rec`` and ``spec``, and ``req.arrival`` in a closed loop. ``horizon`` must be infinite
+    or not exceed the arrival of any request that is not yet in the replica's queue.
     """
     ints, floats = rep.ints, rep.floats
     step = ints[lo.STEP]

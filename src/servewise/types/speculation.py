@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from servewise.errors import InputError
 from servewise.types.model import ModelSpec
 
-__all__ = ["SpeculationMethod", "Speculation", "chain_acceptance"]
+__all__ = ["Speculation", "SpeculationMethod", "chain_acceptance"]
 
 SpeculationMethod = Literal["draft_model", "eagle", "mtp", "ngram"]
 """What proposes tokens: a small model, a head on the model's hidden states (EAGLE, or the model's own multi-token
@@ -78,8 +78,8 @@ class Speculation:
             raise InputError(f"acceptance rates must be in [0, 1], got {self.acceptance}")
         if any(later > earlier for earlier, later in pairwise(self.acceptance)):
             raise InputError(
-                f"acceptance rates must not increase with the position, got {self.acceptance}: a token is accepted only "
-                "if all before it are"
+                f"acceptance rates must not increase with the position, got {self.acceptance}: a token is accepted "
+                "only if all before it are"
             )
         if (self.method == "draft_model") != (self.draft_model is not None):
             raise InputError("draft_model must be given with method 'draft_model', and only then")
