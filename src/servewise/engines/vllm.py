@@ -5,14 +5,14 @@ The figures live in ``servewise/data/engines/vllm.toml`` with their sources.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
 
 from servewise.engines import facts
 from servewise.engines.launch import Launch, checked_name
+from servewise.engines.vllm_speculation import speculative_config
 from servewise.errors import InputError
-from servewise.types import Deployment, GpuSpec, ModelSpec, Provenance, Speculation, VllmParams, WeightPrecision
+from servewise.types import Deployment, GpuSpec, ModelSpec, Provenance, VllmParams, WeightPrecision
 from servewise.units import GIB
 
 __all__ = [
@@ -331,31 +331,6 @@ def launch(deployment: Deployment) -> Launch:
     if deployment.speculation is not None:
         args += ["--speculative-config", speculative_config(deployment.speculation)]
     return Launch(args=args + changed_flags(deployment))
-
-
-def speculative_config(speculation: Speculation) -> str:
-    """Value of ``--speculative-config``, in JSON; acceptance is not an option, it comes out.
-
-    Raises
-    ------
-    InputError
-        When an EAGLE head has no name.
-
-    Sources
-    -------
-    vLLM 0.32, ``vllm serve --help``; vLLM 0.33.0, ``config/speculative.py``: ``model``, ``method`` and
-    ``num_speculative_tokens``; the name of the method by that of the head.
-    """
-    config: dict[str, str | int] = {"method": speculation.method}
-    if speculation.draft_model is not None:
-        config["model"] = checked_name(speculation.draft_model.name, "vllm serve")
-    if speculation.method == "eagle":
-        if not speculation.head_name:
-            raise InputError("vLLM loads an EAGLE head by its name; set head_name")
-        config["model"] = checked_name(speculation.head_name, "vllm serve")
-        config["method"] = "eagle3" if "eagle3" in speculation.head_name.lower() else "eagle"
-    config["num_speculative_tokens"] = speculation.num_speculative_tokens
-    return json.dumps(config)
 
 
 def changed_flags(deployment: Deployment) -> list[str]:
