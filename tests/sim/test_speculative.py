@@ -25,8 +25,20 @@ from servewise.engines import sglang
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.speculative import UNIT, _first_step_at, _floor_sum, _level, new_speculative
+from servewise.perf import kv_link
 from servewise.sim import simulate, simulate_closed_loop, to_log
-from servewise.types import Deployment, Parallelism, Router, Speculation, chain_acceptance
+from servewise.sim.memory_use import held
+from servewise.store.deployment_json import deployment_document
+from servewise.types import (
+    Deployment,
+    Disaggregation,
+    InstancePool,
+    Parallelism,
+    Promise,
+    Router,
+    Speculation,
+    chain_acceptance,
+)
 from sim.agree import GPU, MODEL, memory_of, model_of, normalized, workload_of
 from sim.agree import run_kernel as run_vllm
 from sim.speculative_agree import (
@@ -217,6 +229,33 @@ def test_sums_and_inverse_of_levels(accepted: int, step: int, count: int, level:
     assert _level(spec, first) >= level > _level(spec, first - 1)
 
 
+def test_recording_changes_nothing_and_samples_count_everybody() -> None:
+    """Whoever has arrived and not ended runs or waits."""
+    for profile in PROFILES:
+        case, speculation = seeded_speculative(3, profile)
+        plain = run_kernel(case, speculation)
+        recorded = run_kernel(case, speculation, record_itl=True, num_samples=200)
+        np.testing.assert_array_equal(recorded.outputs.last, plain.outputs.last)
+        samples = recorded.recorder.samples[0, : recorded.recorder.counts[0, 1]]
+        ends = recorded.outputs.last - recorded.packed.requests.extra
+        for time_s, running, waiting, _ in samples:
+            arrived = np.count_nonzero(recorded.packed.requests.arrival <= time_s)
+            assert running + waiting == arrived - np.count_nonzero(ends <= time_s + 1e-9)
+
+
+def test_a_run_with_too_many_bad_requests_stops() -> None:
+    """After the first request that misses the limit; what ended before has the times of the whole run."""
+    case, speculation = seeded_speculative(1, "mixed")
+    deployment, workload = deployed(case, speculation), workload_of(case)
+    whole = simulate(workload, deployment, model_of(case), memory_of(case), promise=Promise(e2e_s=0.2))
+    assert whole.num_bad > 1
+    stopped = simulate(workload, deployment, model_of(case), memory_of(case), promise=Promise(e2e_s=0.2), max_bad=0)
+    assert stopped.broken
+    ended = ~np.isnan(stopped.outputs.last)
+    assert 0 < np.count_nonzero(ended) < len(ended)
+    np.testing.assert_array_equal(stopped.outputs.last[ended], whole.outputs.last[ended])
+
+
 # ------------------------------------------------------------------ what is refused
 
 
@@ -249,3 +288,16 @@ def test_a_budget_that_does_not_hold_every_row_is_refused() -> None:
     case = Case(requests=(req(0, 0.0, 4, 4),), params=params(budget=19, seats=4), times=unit_table())
     speculation = speculation_of("draft_model", chain_acceptance(0.5, 3))
     refused(case, deployed(case, speculation), "max_num_batched_tokens 19 is below the 20 tokens")
+
+
+def test_what_has_no_place_for_a_drafter_is_refused() -> None:
+    case, speculation = seeded_speculative(0, "mixed")
+    deployment = deployed(case, speculation)
+    with pytest.raises(InputError, match="speculative decoding is not described"):
+        held(run_kernel(case, speculation), deployment)
+    with pytest.raises(InputError, match="a plan cannot hold"):
+        deployment_document(deployment, {})
+    pool = InstancePool(gpu=GPU, parallelism=Parallelism(), params=deployment.params, num_instances=1)
+    link = kv_link(deployment, deployment, 1, 1)
+    with pytest.raises(InputError, match="disaggregated deployments is not simulated"):
+        dataclasses.replace(deployment, disaggregation=Disaggregation(prefill=pool, decode=pool, link=link))
