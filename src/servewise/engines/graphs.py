@@ -24,7 +24,7 @@ def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
     """
     match deployment.params:
         case VllmParams() as params:
-            return vllm.capture_sizes(params, deployment.gpu)
+            return vllm.capture_sizes(params, deployment.gpu, deployment.queries_per_row)
         case SglangParams() as params:
             return sglang.capture_sizes(params)
         case TrtllmParams() as params:

@@ -10,6 +10,7 @@ from functools import cache
 
 from servewise.engines import facts
 from servewise.engines.launch import Launch, checked_name
+from servewise.engines.vllm_speculation import speculative_config
 from servewise.errors import InputError
 from servewise.types import Deployment, GpuSpec, ModelSpec, Provenance, VllmParams, WeightPrecision
 from servewise.units import GIB
@@ -269,16 +270,22 @@ def validate_policy(params: VllmParams) -> None:
         )
 
 
-def capture_sizes(params: VllmParams, gpu: GpuSpec) -> tuple[int, ...]:
+def capture_sizes(params: VllmParams, gpu: GpuSpec, queries: int = 1) -> tuple[int, ...]:
     """Batch sizes [tokens] that vLLM captures as CUDA graphs; smaller batches are padded to the next one.
+
+    A decoding request has ``queries`` tokens in a step, more than one with speculative decoding.
 
     Sources
     -------
     vLLM 0.33.0 wheel, ``vllm/config/vllm.py`` (read 2026-11-29).
     """
-    limit = min(2 * params.max_num_seqs, 1024 if 10.0 <= gpu.compute_capability < 11.0 else 512)
+    usual = 1024 if 10.0 <= gpu.compute_capability < 11.0 else 512
+    limit, most = min(2 * params.max_num_seqs * queries, usual), min(params.max_num_seqs, usual)
     sizes = {1, 2, 4, *range(8, 256, 8), *range(256, limit + 1, 16)}
-    if params.max_num_seqs <= limit:
+    if queries > 1:
+        requests = {1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16), most}
+        sizes |= {n * queries for n in requests if n <= most}
+    elif params.max_num_seqs <= limit:
         sizes.add(params.max_num_seqs)
     return tuple(sorted(s for s in sizes if s <= limit))
 
@@ -321,6 +328,8 @@ def launch(deployment: Deployment) -> Launch:
         args += ["--quantization", RUNTIME_QUANTIZATION[precision.weights]]
     if precision.kv == "fp8":
         args += ["--kv-cache-dtype", "fp8"]
+    if deployment.speculation is not None:
+        args += ["--speculative-config", speculative_config(deployment.speculation)]
     return Launch(args=args + changed_flags(deployment))
 
 

@@ -10,7 +10,19 @@ from typing import Any
 from numba import types
 from numba.extending import overload
 
-from servewise.kernel import disaggregated, llamacpp, orca, pipeline, ranks, sglang, static, tgi, trtllm, vllm
+from servewise.kernel import (
+    disaggregated,
+    llamacpp,
+    orca,
+    pipeline,
+    ranks,
+    sglang,
+    speculative,
+    static,
+    tgi,
+    trtllm,
+    vllm,
+)
 from servewise.kernel.group import Group
 from servewise.kernel.layout import (
     Engine,
@@ -75,6 +87,10 @@ def _sglang(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # typ
     return sglang.advance(rep, req, out, times, eng, lim, state, prefix_at(px, i), recorder_at(rec, i), horizon)
 
 
+def _speculative(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return speculative.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
+
+
 DRIVERS: dict[type, Callable[..., Any]] = {
     type(None): _vllm,
     Policy: _vllm,
@@ -87,6 +103,7 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     Tgi: _tgi,
     llamacpp.Slots: _llamacpp,
     sglang.Sglang: _sglang,
+    speculative.Speculative: _speculative,
 }
 
 

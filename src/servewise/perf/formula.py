@@ -290,10 +290,11 @@ class StepFormula:
         """Time of a step that nothing in it changes [s]; each pipeline stage has a host of its own that spends it."""
         return 1e-3 * self.overheads.step_ms * self.deployment.parallelism.pipeline_parallel_size
 
-    def decode_attention_s(self, num_rows: Array, context_tokens: Array) -> Array:
+    def decode_attention_s(self, num_rows: Array, context_tokens: Array, queries: int = 1) -> Array:
         """Decode attention over all layers of ``num_rows`` rows whose contexts sum to ``context_tokens`` [s].
 
-        In sliding-window layers every row is taken to have the average context.
+        With several ``queries`` a row its context is read once, and each does its arithmetic. In sliding-window
+        layers every row is taken to have the average context.
         """
         model = self.deployment.model
         n, context = num_rows, context_tokens
@@ -309,7 +310,7 @@ class StepFormula:
             c = group.decode
             seen = np.minimum(context, n * group.window_tokens) if group.window_tokens else context
             read = bytes_per_token * (seen + n * c.extra_tokens) / c.bytes_per_s
-            math = flops_per_token * seen / c.flops_per_s
+            math = queries * flops_per_token * seen / c.flops_per_s
             work = c.launch_s + c.row_head_s * n * self.num_heads
             time = group.num_layers * (work + (read**c.norm + math**c.norm) ** (1 / c.norm))
             if self.host is not None:

@@ -308,6 +308,7 @@ def require_supported(deployment: Deployment) -> None:
     if deployment.disaggregation is not None:
         raise InputError("memory and step times are those of one pool; ask for deployment.pool('prefill') or 'decode'")
     require_readable(deployment)
+    require_drafter(deployment)
     if not (1 <= size <= node or (size % node == 0 and size <= model.num_heads)):
         raise InputError(
             f"tensor_parallel_size {size} is neither within one node of {deployment.gpu.name} nor made of whole ones; "
@@ -336,6 +337,29 @@ def require_supported(deployment: Deployment) -> None:
         )
 
 
+def require_drafter(deployment: Deployment) -> None:
+    """Refuse a drafter that the engine could not run beside the model, or whose time is not covered.
+
+    Sources
+    -------
+    vLLM 0.33.0, ``config/speculative.py``: a draft model needs the model's vocabulary.
+    """
+    known, model = deployment.speculation, deployment.model
+    if known is None:
+        return
+    if deployment.engine != "vllm":
+        raise InputError(f"speculative decoding of {deployment.engine!r} is not covered; use vllm")
+    if deployment.parallelism.num_gpus > deployment.parallelism.tensor_parallel_size:
+        raise InputError("speculative decoding with data parallel ranks or pipeline stages is not covered")
+    if known.method == "mtp" and model.mtp_num_params == 0:
+        raise InputError(f"{model.name} has no layer that predicts further tokens (mtp); use another method")
+    if known.draft_model is not None and known.draft_model.vocab_size != model.vocab_size:
+        raise InputError(
+            f"draft model {known.draft_model.name} has {known.draft_model.vocab_size} tokens in its vocabulary, "
+            f"{model.name} {model.vocab_size}; they must be the same"
+        )
+
+
 def unvalidated(deployment: Deployment) -> tuple[str, ...]:
     """What about this deployment no public run was compared with, in words."""
     parallelism, notes = deployment.parallelism, []
@@ -348,6 +372,8 @@ def unvalidated(deployment: Deployment) -> tuple[str, ...]:
         notes.append("unvalidated: no public run with pipeline parallelism was available to compare with")
     if parallelism.data_parallel_size > 1:
         notes.append("unvalidated: few public runs with data parallel attention were available to compare with")
+    if deployment.speculation is not None:
+        notes.append("unvalidated: no public run with speculative decoding was available to compare with")
     if deployment.model.attention == "mla":
         notes.append("unvalidated: no public run of a model with latent attention was available to compare with")
     return tuple(notes)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from servewise.engines import sglang
+from servewise.perf.drafter import drafter_of
 from servewise.perf.layout import kv_element_bytes, local_heads
 from servewise.perf.memory_weights import stage_layers
 from servewise.types import Deployment, ModelSpec
@@ -72,7 +73,8 @@ def kv_layout(deployment: Deployment) -> KvLayout:
     """KV cache layout of the fullest GPU.
 
     Engines that keep one pool a kind of layer (SGLang, TensorRT-LLM, llama.cpp) pad nothing; each kind is a
-    group of its own then, and stands for the share of its layers.
+    group of its own then, and stands for the share of its layers. A drafter's layers are shared out evenly to the
+    groups of full attention.
 
     Parameters
     ----------
@@ -96,9 +98,12 @@ def kv_layout(deployment: Deployment) -> KvLayout:
         size = math.gcd(*buckets)
     else:
         size = max(buckets) if max(buckets) < 1.5 * min(buckets) else min(buckets)
+    drafter = drafter_of(deployment)
+    beside = 0.0 if drafter is None else kv_bytes_per_token_and_layer(drafter) * drafter.model.num_layers
+    num_full_groups = math.ceil(num_full / size)
     return KvLayout(
-        bytes_per_token_and_group=per_layer * size,
-        num_full_groups=math.ceil(num_full / size),
+        bytes_per_token_and_group=per_layer * size + beside / max(num_full_groups, 1),
+        num_full_groups=num_full_groups,
         num_sliding_groups=math.ceil(num_sliding / size),
         window_tokens=model.sliding_window_tokens,
     )

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from servewise.engines import vllm
+from servewise.perf.drafter import drafter_weights_bytes
 from servewise.perf.layout import local_heads
 from servewise.perf.memory_parts import MemoryParts
 from servewise.perf.memory_weights import weights_bytes
@@ -75,12 +76,13 @@ def vllm_parts(deployment: Deployment) -> MemoryParts:
     profile = vllm.memory_profile(deployment.engine_version)
     graph = 0
     if profile.counts_graph_memory and params.cudagraph_mode != "NONE":
-        sizes = len(vllm.capture_sizes(params, gpu))
+        sizes = len(vllm.capture_sizes(params, gpu, deployment.queries_per_row))
         graph = int(profile.graph_fixed_bytes + profile.graph_bytes_per_size * sizes)
     fitted: Provenance = replace(profile.provenance, kind="derived", note="form fitted to start-up logs")
     return MemoryParts(
         budget_bytes=math.ceil(gpu.mem_bytes * params.gpu_memory_utilization),
-        weights_bytes=weights_bytes(deployment.model, deployment.precision.weights, deployment.parallelism),
+        weights_bytes=weights_bytes(deployment.model, deployment.precision.weights, deployment.parallelism)
+        + drafter_weights_bytes(deployment),
         activation_bytes=activation_bytes(deployment),
         non_torch_bytes=int(profile.non_torch_bytes(gpu, ranks_of_layer(deployment))),
         graph_bytes=graph,

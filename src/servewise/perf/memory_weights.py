@@ -7,7 +7,7 @@ import math
 from servewise.perf.layout import Experts, bytes_per_weight, expert_layer, layer_matrices, local_heads
 from servewise.types import ModelSpec, Parallelism, WeightPrecision
 
-__all__ = ["stage_layers", "weights_bytes"]
+__all__ = ["layers_bytes", "stage_layers", "weights_bytes"]
 
 VOCAB_PADDING = 64
 """Engines pad each shard of the vocabulary to a multiple of this."""

@@ -8,11 +8,12 @@ from types import MappingProxyType
 import numpy as np
 
 from servewise.engines import baselines, llamacpp
-from servewise.errors import OutOfRangeError
+from servewise.errors import InputError, OutOfRangeError
 from servewise.perf.formula import StepFormula
 from servewise.perf.layout import unvalidated
 from servewise.perf.operators import nearest_system
 from servewise.perf.overheads import Overheads, overhead_document, overheads_of
+from servewise.perf.speculation import SpeculativeFormula, speculation_provenance, tabulate_speculation
 from servewise.perf.table import tabulate
 from servewise.types import Deployment, Provenance, StepModel
 
@@ -48,10 +49,14 @@ def step_model(deployment: Deployment, overheads: Overheads | None = None) -> St
     -------
     ``docs/step-model.md``; ``data/perf``.
     """
-    formula = StepFormula(deployment, overheads)
+    speculative = None if deployment.speculation is None else SpeculativeFormula(deployment, overheads)
+    formula = speculative or StepFormula(deployment, overheads)
+    provenance = provenance_of(formula)
+    if speculative is not None:
+        provenance |= speculation_provenance(deployment)
     return StepModel(
-        table=tabulate(formula),
-        provenance=MappingProxyType(provenance_of(formula)),
+        table=tabulate(formula) if speculative is None else tabulate_speculation(speculative),
+        provenance=MappingProxyType(provenance),
         max_context_tokens=MEASURED_CONTEXT_TOKENS,
         warnings=(*baseline_warnings(deployment), *warnings_of(formula)),
     )
@@ -140,12 +145,16 @@ def explain(
     ------
     OutOfRangeError
         When the step is empty.
+    InputError
+        When the deployment has speculation.
     """
     if num_rows < 0 or prefill_tokens < 0 or num_rows + prefill_tokens < 1 or context_tokens < num_rows:
         raise OutOfRangeError(
             f"a step of {num_rows} rows with {context_tokens:g} tokens of context and {prefill_tokens} "
             "prompt tokens does not exist; give at least one row or token, and one token of context a row"
         )
+    if deployment.speculation is not None:
+        raise InputError("a step with speculative decoding is not taken apart; explain it without")
     formula = StepFormula(deployment)
     pairs = attention_pairs if attention_pairs is not None else prefill_tokens * (prefill_tokens + 1) / 2
     n, sampled = np.array([float(num_rows)]), np.array([float(num_rows + (prefill_tokens > 0))])

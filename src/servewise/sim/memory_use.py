@@ -107,6 +107,8 @@ def held(outcome: Outcome, deployment: Deployment) -> Held:
     - TensorRT-LLM: whole blocks for the prompt and the declared ``max_tokens``;
     - vLLM, Sarathi: whole blocks for the tokens that there are; SGLang: whole pages (one token by default).
     """
+    if deployment.speculation is not None:
+        raise InputError("what is set aside for a request with speculative decoding is not described")
     params, packed = deployment.params, outcome.packed
     done = np.flatnonzero(np.isfinite(outcome.outputs.last))
     inputs = packed.requests.input_tokens[done].astype(np.int64)

@@ -147,8 +147,9 @@ def simulate_closed_loop(
     if not 0.0 <= think_s < np.inf:
         raise InputError(f"think_s must be 0 or more and finite, got {think_s}")
     packed = pack_requests(workload, deployment, step_model.table)
-    # a request that ended by a stop token has a row in one more step, beside the one that follows it
-    in_flight = concurrency if packed.requests.by_length.all() else 2 * concurrency
+    # a request that ended where the engine could not know has a row in one more step, beside the one that follows it
+    foreseen = packed.requests.by_length.all() and deployment.speculation is None
+    in_flight = concurrency if foreseen else 2 * concurrency
     check(deployment, step_model, memory, num_rows=min(deployment.max_rows, in_flight))
     task = Task(
         packed=replace(packed, requests=packed.requests._replace(think=think_s)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from servewise.errors import InputError
 from servewise.store.assurance_json import Positions
 from servewise.store.plan_document import (
     DeploymentDocument,
@@ -17,6 +18,8 @@ __all__ = ["deployment_document", "deployment_of"]
 
 def deployment_document(deployment: Deployment, positions: Positions) -> DeploymentDocument:
     """What is written of a deployment; origins go to the document's table."""
+    if deployment.speculation is not None:
+        raise InputError("a plan cannot hold a deployment with speculative decoding yet")
     group = deployment.disaggregation
     return DeploymentDocument(
         model=deployment.model.name,

@@ -58,6 +58,7 @@ from servewise.types.plan import (
 )
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
 from servewise.types.provenance import Kind, Provenance
+from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
@@ -126,6 +127,8 @@ __all__ = [
     "SchedulingPolicy",
     "Search",
     "SglangParams",
+    "Speculation",
+    "SpeculationMethod",
     "StepModel",
     "StepTable",
     "StrategyResult",
@@ -138,4 +141,5 @@ __all__ = [
     "WeightPrecision",
     "Workload",
     "best_of_each",
+    "chain_acceptance",
 ]

@@ -19,6 +19,7 @@ from servewise.types.engine_params import (
 from servewise.types.hardware import GpuSpec
 from servewise.types.kv_link import KvLink
 from servewise.types.model import ModelSpec, WeightPrecision
+from servewise.types.speculation import Speculation
 
 __all__ = [
     "Deployment",
@@ -144,6 +145,7 @@ class Deployment:
     disaggregation : Disaggregation, optional
         Then a replica is a group of prefill and decode instances, and ``gpu``, ``parallelism`` and ``params`` are
         those of the decode pool.
+    speculation : Speculation, optional
     """
 
     model: ModelSpec
@@ -156,9 +158,12 @@ class Deployment:
     num_replicas: int = 1
     router: Router = "round_robin"
     disaggregation: Disaggregation | None = None
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a disaggregated deployment whose own fields are not those of its decode pool."""
+        """Refuse a disaggregated deployment whose own fields are not those of its decode pool, or that speculates."""
+        if self.disaggregation is not None and self.speculation is not None:
+            raise InputError("speculative decoding in disaggregated deployments is not simulated; use one of the two")
         if self.disaggregation is not None:
             pool = self.disaggregation.decode
             if (self.gpu, self.parallelism, self.params) != (pool.gpu, pool.parallelism, pool.params):
@@ -223,6 +228,11 @@ class Deployment:
                 return rows
             case TgiParams(max_concurrent_requests=rows):
                 return rows
+
+    @property
+    def queries_per_row(self) -> int:
+        """Tokens that a step computes for a decoding request."""
+        return 1 if self.speculation is None else self.speculation.queries_per_row
 
     @property
     def max_step_tokens(self) -> int:

@@ -10,6 +10,7 @@ from servewise.sim.drivers.baselines import Baseline
 from servewise.sim.drivers.llamacpp import Llamacpp, Ollama
 from servewise.sim.drivers.pipeline import VllmPipeline
 from servewise.sim.drivers.sglang import Sglang
+from servewise.sim.drivers.speculative import VllmSpeculative
 from servewise.sim.drivers.tgi import Tgi
 from servewise.sim.drivers.trtllm import Trtllm
 from servewise.sim.drivers.vllm import Vllm
@@ -39,6 +40,9 @@ DRIVERS: Mapping[type, SimDriver] = {
 STAGED: Mapping[type, SimDriver] = {VllmParams: VllmPipeline()}
 """Engines whose pipeline stages are simulated."""
 
+SPECULATING: Mapping[type, SimDriver] = {VllmParams: VllmSpeculative()}
+"""Engines whose speculative decoding is simulated."""
+
 
 def driver_of(deployment: Deployment) -> SimDriver:
     """How a deployment's engine is simulated.
@@ -49,7 +53,11 @@ def driver_of(deployment: Deployment) -> SimDriver:
         When it is not.
     """
     found = DRIVERS.get(type(deployment.params))
-    if found is not None and deployment.parallelism.pipeline_parallel_size > 1:
+    if found is not None and deployment.speculation is not None:
+        found = SPECULATING.get(type(deployment.params))
+        if found is None:
+            raise InputError(f"speculative decoding of {deployment.engine!r} is not simulated; use vllm")
+    elif found is not None and deployment.parallelism.pipeline_parallel_size > 1:
         found = STAGED.get(type(deployment.params))
         if found is None:
             raise InputError(
