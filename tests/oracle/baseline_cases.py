@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from oracle.baselines_plain import Params
+from oracle.plain_engine import Request
 from oracle.strategies import random_table, unit_table
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from oracle.disaggregated_plain import SGLANG_PAGES_MORE, GroupParams, PoolParams
+from oracle.plain_engine import Request
 from oracle.strategies import random_table, unit_table
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 
 Engine = Literal["vllm", "sglang", "tensorrt-llm"]

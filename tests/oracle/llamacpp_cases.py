@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.llamacpp_plain import Params
+from oracle.plain_engine import Request
 from oracle.strategies import _BlockTree, random_table, unit_table
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 
 

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Request
 from oracle.sglang_plain import Params
 from oracle.strategies import _BlockTree, random_table, unit_table
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 
 Profile = Literal["any", "scarce", "prefix", "mixed"]

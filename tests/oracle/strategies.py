@@ -14,7 +14,8 @@ from typing import Literal, get_args
 import numpy as np
 from hypothesis import strategies as st
 
-from oracle.vllm_plain import Params, Request
+from oracle.plain_engine import Request
+from oracle.vllm_plain import Params
 from servewise.types import StepTable
 
 Profile = Literal["mixed", "preempting", "prefix", "chunks", "burst"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Request
 from oracle.strategies import random_table, unit_table
 from oracle.tgi_plain import Params
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 
 

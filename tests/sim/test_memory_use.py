@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 
 from oracle.baseline_cases import BaselineCase, baseline_cases, seeded_baseline_case, table_size
 from oracle.baselines_plain import Engine, Live, Params
+from oracle.plain_engine import Request
 from oracle.sglang_cases import SglangCase, small
 from oracle.strategies import Case, params, req, unit_table
 from oracle.trtllm_cases import TrtllmCase, trtllm
-from oracle.vllm_plain import Request
 from servewise.errors import InputError
 from servewise.sim.memory_use import Held, integrals, memory_use, peaks
 from servewise.types import LlamacppParams, MemoryUse

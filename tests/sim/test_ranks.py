@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Row
 from oracle.ranks_plain import joint_duration, simulate_rank_fleet
 from oracle.strategies import PROFILES, Case, Profile, cases, for_ranks, params, req, seeded_case, unit_table
-from oracle.vllm_plain import Live, Row
+from oracle.vllm_plain import Live
 from servewise import perf
 from servewise.catalog import get_gpu, get_model
 from servewise.engines import vllm

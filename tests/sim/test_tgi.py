@@ -26,7 +26,6 @@ from servewise.types import Promise, RequestStatus, Router
 from sim import agree
 from sim.test_recording import expanded
 from sim.tgi_agree import (
-    as_vllm,
     assert_closed_loop_agrees,
     assert_open_agrees,
     deployment_of,
@@ -51,7 +50,7 @@ def test_one_replica(fast_forward: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in range(150):
         case = seeded_tgi_case(seed)
-        kernel, _ = assert_open_agrees(case, fast_forward=fast_forward)
+        kernel = assert_open_agrees(case, fast_forward=fast_forward)
         how = "chunks" if case.params.prefill_chunking else "whole prompts"
         for name in ("slots_bound", "memory_bound", "budget_bound"):
             seen[f"{how} {name}"] += getattr(kernel, name)
@@ -88,7 +87,7 @@ def test_fleets(fast_forward: bool) -> None:
     num_rejected = 0
     for seed in range(100):
         case = seeded_tgi_case(seed)
-        kernel, _ = assert_open_agrees(case, num_replicas=3, router="least_requests", fast_forward=fast_forward)
+        kernel = assert_open_agrees(case, num_replicas=3, router="least_requests", fast_forward=fast_forward)
         num_rejected += int(kernel.outputs.rejected.sum())
     assert num_rejected > 500
 
@@ -118,8 +117,8 @@ def test_trace_blocks_larger_than_the_engines(case: TgiCase, factor: int) -> Non
         dataclasses.replace(r, block_ids=tuple(factor * b + j for b in r.block_ids for j in range(factor)))
         for r in case.requests
     )
-    coarse = agree.workload_of(as_vllm(case), size)
-    fine = agree.workload_of(as_vllm(dataclasses.replace(case, requests=requests)))
+    coarse = agree.workload_of(case, size)
+    fine = agree.workload_of(dataclasses.replace(case, requests=requests))
     rest = deployment_of(case), model_of(case), memory_of(case)
     first, second = simulate(coarse, *rest), simulate(fine, *rest)
     np.testing.assert_array_equal(first.outputs.cached, second.outputs.cached)
@@ -242,7 +241,7 @@ def test_requests_below_the_limit_are_never_turned_away(case: TgiCase, fast_forw
     wide = dataclasses.replace(case.params, max_concurrent_requests=len(case.requests))
     tokens = max(case.params.max_batch_prefill_tokens, len(case.requests)) + case.params.block_size_tokens - 1
     case = dataclasses.replace(case, params=wide, times=unit_table(len(case.requests), tokens))
-    kernel, _ = assert_open_agrees(case, fast_forward=fast_forward)
+    kernel = assert_open_agrees(case, fast_forward=fast_forward)
     assert not kernel.outputs.rejected.any()
     assert not kernel.slots_bound
 

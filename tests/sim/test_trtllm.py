@@ -75,7 +75,7 @@ def test_the_cases_reach_the_rare_rules() -> None:
             seen["copies"] += engine.pool.copies
             longest = case.params.max_num_tokens
             seen["too long again"] += not case.params.enable_chunked_prefill and any(
-                live.num_pauses > 0 and live.target > longest for live in engine.lives
+                live.num_preemptions > 0 and live.target > longest for live in engine.lives
             )
     least = {"deferred": 300, "robbed": 10, "waited": 10, "copies": 100, "too long again": 5}
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}
@@ -169,7 +169,7 @@ def test_blocks_are_conserved_and_order_is_kept(case: TrtllmCase) -> None:
         check_blocks(engine)
         assert len(engine.started) <= case.params.max_batch_size
         assert sum(row.tokens for row in engine.step) <= case.params.max_num_tokens
-        now_paused = Counter({live.number: live.num_pauses for live in engine.lives if live.num_pauses})
+        now_paused = Counter({live.number: live.num_preemptions for live in engine.lives if live.num_preemptions})
         for number in now_paused - paused:  # the oldest that run are never the victims
             assert all(live.number < number for live in engine.started if live.blocks and live.target < live.computed)
         paused = now_paused
