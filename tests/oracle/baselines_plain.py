@@ -116,7 +116,7 @@ class Engine(PlainEngine):
         """Deliver the tokens of the step that ends now and let finished requests go."""
         for row in self.step:
             if row.samples:
-                self._deliver(row.live)
+                row.live.emit(self.step_end_s)
         self.idle_since_s = self.step_end_s
         self._end_step()
         if self.params.engine == "static" and not all(live.finished for live in self.running):
@@ -124,18 +124,6 @@ class Engine(PlainEngine):
         for live in [live for live in self.running if live.finished]:
             self.running.remove(live)
             live.blocks = 0
-
-    def _deliver(self, live: Live) -> None:
-        live.generated += 1
-        self.deliver(live)
-        if live.generated == 1:
-            live.first_token_s = self.step_end_s
-        if live.generated == live.request.output_tokens:
-            live.finished = True
-            live.last_token_s = self.step_end_s
-
-    def deliver(self, live: Live) -> None:
-        """A token leaves the engine; for those who count them."""
 
     # ---------------------------------------------------------------- slots: static batching and Orca
 

@@ -114,9 +114,22 @@ def assert_samples_count_the_requests(outcome: Outcome) -> None:
 
 
 def assert_stops_exactly_when_too_many_are_bad(
+    compared: Comparison, case: Any, num_replicas: int, share: float
+) -> None:
+    """With a limit of the time to first token that ``share`` of the requests of a run of one replica keep."""
+    workload = compared.workload_of(case)
+    assert_ends_early(
+        lambda **asked: compared.run_open(case, **asked),
+        lambda outcome: to_log(workload, outcome),
+        share,
+        num_replicas=num_replicas,
+    )
+
+
+def assert_ends_early(
     run: Callable[..., Outcome], log_of: Callable[[Outcome], RequestLog], share: float, **fleet: Any
 ) -> None:
-    """With a limit of the time to first token that ``share`` of the requests of a run keep."""
+    """A ``run`` that is asked to stops if and only if too many requests are bad."""
     ttft_s = metrics.ttft_s(log_of(run()))
     ttft_s = np.sort(ttft_s[~np.isnan(ttft_s)])
     promise = Promise(ttft_s=float(ttft_s[int(share * (len(ttft_s) - 1))]) if len(ttft_s) else 1.0)

@@ -113,12 +113,7 @@ def test_samples_count_the_requests_in_the_engine(case: BaselineCase, router: Ro
 @some
 @given(case=baseline_cases(), num_replicas=st.integers(1, 3), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: BaselineCase, num_replicas: int, share: float) -> None:
-    properties.assert_stops_exactly_when_too_many_are_bad(
-        lambda **asked: run_open(case, **asked),
-        lambda outcome: to_log(workload_of(case), outcome),
-        share,
-        num_replicas=num_replicas,
-    )
+    properties.assert_stops_exactly_when_too_many_are_bad(BASELINES, case, num_replicas, share)
 
 
 # ------------------------------------------------------------------ size

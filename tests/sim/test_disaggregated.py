@@ -226,7 +226,7 @@ def test_samples_count_the_requests_in_the_group(case: DisaggregatedCase) -> Non
 @some
 @given(case=disaggregated_cases(), num_groups=st.integers(1, 2), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: DisaggregatedCase, num_groups: int, share: float) -> None:
-    properties.assert_stops_exactly_when_too_many_are_bad(
+    properties.assert_ends_early(
         lambda **asked: run_group(case, **asked), lambda outcome: to_log_of(case, outcome), share, num_groups=num_groups
     )
 

@@ -16,7 +16,6 @@ from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.radix import AVAILABLE, HOLDERS, LENGTH, NEWER, OLDEST
 from servewise.kernel.sglang import Sglang, new_sglang
-from servewise.sim import to_log
 from servewise.types import Router
 from sim import properties
 from sim.sglang_agree import (
@@ -147,12 +146,7 @@ def test_samples_count_the_requests_in_the_engine(case: SglangCase) -> None:
 @some
 @given(case=sglang_cases(), num_replicas=st.integers(1, 3), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: SglangCase, num_replicas: int, share: float) -> None:
-    properties.assert_stops_exactly_when_too_many_are_bad(
-        lambda **asked: run_open(case, **asked),
-        lambda outcome: to_log(workload_of(case), outcome),
-        share,
-        num_replicas=num_replicas,
-    )
+    properties.assert_stops_exactly_when_too_many_are_bad(SGLANG, case, num_replicas, share)
 
 
 # ------------------------------------------------------------------ laws
