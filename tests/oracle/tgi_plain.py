@@ -112,10 +112,8 @@ class Engine(PlainEngine):
         if any(row.is_prefill for row in self.step) and self.params.prefill_chunking:
             self._hand_out_chunks()
         for row in self.step:
-            live = row.live
-            if not row.samples:
-                continue
-            live.emit(self.step_end_s)
+            if row.samples:
+                row.live.emit(self.step_end_s)
         for live in [live for live in self.batch if live.finished]:
             self.batch.remove(live)
             self._give_back(live)

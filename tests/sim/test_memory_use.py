@@ -192,8 +192,8 @@ def test_with_equal_steps_the_integrals_are_exact(case: BaselineCase) -> None:
 def test_with_unequal_steps_the_integrals_are_close() -> None:
     for seed in range(60):
         case = seeded_baseline_case(seed)
-        plain = Clock(case)
-        if plain.result().num_preemptions:
+        plain = Clock(case.params, case.times)
+        if plain.serve(case.requests).num_preemptions:
             continue
         found = use_of_case(case)
         assert (found.reserved_token_s, found.used_token_s) == pytest.approx(plain.sums(), rel=0.03)
