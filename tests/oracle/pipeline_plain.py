@@ -1,7 +1,7 @@
 """vLLM with pipeline stages, step by step and in plain Python: ``docs/pipeline-parallelism.md``.
 
-Slow and obvious: a batch is a list of rows, the pipeline a list of when each stage is free again. Requests and block pool
-are those of ``vllm_plain``, the duration of a whole pass is that of every engine; plans and time are its own.
+Slow and obvious: a batch is a list of rows, the pipeline a list of when each stage is free again. Requests and block
+pool are those of ``vllm_plain``, the duration of a whole pass is that of every engine; plans and time are its own.
 """
 
 from __future__ import annotations
