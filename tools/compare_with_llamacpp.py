@@ -38,8 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from oracle.llamacpp_cases import SlotCase
 from oracle.llamacpp_plain import Engine, Live, Params
+from oracle.plain_engine import Request
 from oracle.strategies import unit_table
-from oracle.vllm_plain import Request
 from sim.llamacpp_agree import run_open
 
 BLOCK = 16
@@ -247,7 +247,7 @@ def run_plain(scenario: Scenario, requests: Sequence[Request], joined: Sequence[
     engine = Engine(scenario.params, unit_table(16, 512))
     lives = [engine.submit(requests[0])]
     for request, step in zip(requests[1 : len(joined)], joined[1:], strict=True):
-        while len(engine.steps) < step or engine.entries:
+        while len(engine.steps) < step or engine.step:
             engine.advance(math.inf)
         lives.append(engine.submit(replace(request, arrival_s=engine.begin_s)))
     engine.advance(math.inf)

@@ -38,18 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from oracle import pipeline_plain
 from oracle.pipeline_plain import stage_times
+from oracle.plain_engine import Request, RequestResult, Result, Row, StepRecord, step_duration
 from oracle.strategies import PROFILES, Case, option_case, seeded_case
-from oracle.vllm_plain import (
-    Live,
-    Params,
-    Request,
-    RequestResult,
-    Result,
-    Row,
-    StepRecord,
-    simulate,
-    step_duration,
-)
+from oracle.vllm_plain import Live, Params, simulate
 from servewise.errors import InputError
 from vllm_stand_ins import engine_config, install, runner_output, sampling_params
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from oracle.baselines_plain import Params
-from oracle.strategies import random_table, unit_table
-from oracle.vllm_plain import Request
+from oracle.plain_engine import Request
+from oracle.strategies import arrivals, case_table
 from servewise.types import StepTable
 
 
@@ -77,16 +77,9 @@ def make_baseline_case(rng: random.Random, num_requests: int) -> BaselineCase:
     """A case with exactly ``num_requests`` requests."""
     params = _make_params(rng)
     ties = rng.random() < 0.3
-    gap_s = rng.choice([0.0, 0.01, 0.05, 0.3])
-    arrival_s = 0.0
-    requests = []
-    for number in range(num_requests):
-        if number and rng.random() < 0.7:
-            arrival_s += rng.randint(0, 5) if ties else gap_s * rng.random()
-        requests.append(_request(rng, params, number, arrival_s))
-    times = random_table(rng.randrange(2**31), *table_size(params))
-    if ties:  # steps of one second and arrivals on the second: what happens at one instant happens in order
-        times = unit_table(*table_size(params))
+    times_s = arrivals(rng, num_requests, ties)
+    requests = [_request(rng, params, number, arrival_s) for number, arrival_s in enumerate(times_s)]
+    times = case_table(rng, ties, *table_size(params))
     return BaselineCase(requests=tuple(requests), params=params, times=times)
 
 

@@ -15,7 +15,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
-from oracle.vllm_plain import Request, RequestResult, Result, StepRecord, step_duration
+from oracle import plain_engine
+from oracle.plain_engine import PlainEngine, Request, Row, step_duration
 from servewise.types import StepTable
 
 
@@ -33,22 +34,15 @@ class Params:
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class Live(plain_engine.Live):
     """A request inside the engine; ``computed`` tokens have a place in the KV cache.
 
     Rows that begin below ``prefill_target`` (known tokens when it was last admitted) are prefill.
     """
 
-    request: Request
-    generated: int = 0
     computed: int = 0
     prefill_target: int = 0
     blocks: int = 0
-    finished: bool = False
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
-    num_preemptions: int = 0
 
     @property
     def known(self) -> int:
@@ -56,60 +50,19 @@ class Live:
         return self.request.input_tokens + self.generated
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """``tokens`` of one request in one step, after ``start`` computed ones."""
-
-    live: Live
-    tokens: int
-    start: int
-    is_prefill: bool
-    samples: bool
-
-
-class Engine:
-    """One replica. Time passes only in :meth:`advance`."""
+class Engine(PlainEngine):
+    """One replica."""
 
     def __init__(self, params: Params, times: StepTable) -> None:
-        self.params = params
-        self.times = times
-        self.lives: list[Live] = []
-        self.inbox: list[Live] = []  # submitted, not yet seen by a plan
+        super().__init__(params, times)
         self.waiting: list[Live] = []
         self.running: list[Live] = []  # with static batching: the batch
-        self.step: list[Row] = []  # running now
-        self.step_end_s = math.inf
         self.idle_since_s = 0.0
-        self.steps: list[StepRecord] = []
-        self.peak_running = 0
-        self.peak_blocks = 0
 
-    def submit(self, request: Request) -> Live:
-        """Hand over a request, in order of arrival."""
-        live = Live(request)
-        self.lives.append(live)
-        self.inbox.append(live)
-        return live
+    def _new_live(self, request: Request) -> Live:
+        return Live(request)
 
     # ---------------------------------------------------------------- time
-
-    def run_until(self, limit_s: float) -> None:
-        """Process every step that ends at or before ``limit_s`` and every plan made before it."""
-        while self.advance(limit_s):
-            pass
-
-    def advance(self, limit_s: float) -> bool:
-        """Process the next event, a step's end or the begin of one; False when none is due."""
-        if self.step:
-            if self.step_end_s > limit_s:
-                return False
-            self._process_outputs()
-            return True
-        begin_s = self._next_begin_s()
-        if begin_s >= limit_s:
-            return False
-        self._begin(begin_s)
-        return True
 
     def _next_begin_s(self) -> float:
         """When the next plan is made: at once if something runs or waits, else when something comes."""
@@ -131,27 +84,21 @@ class Engine:
 
     def _begin(self, now_s: float) -> None:
         """Plan and start a step."""
-        while self.inbox and self.inbox[0].request.arrival_s <= now_s:
-            self.waiting.append(self.inbox.pop(0))
+        self.waiting += self._arrived(now_s)
         rows = {"static": self._plan_static, "orca": self._plan_orca, "sarathi": self._plan_sarathi}[
             self.params.engine
         ]()
         self.peak_running = max(self.peak_running, len(self.running))
         self.peak_blocks = max(self.peak_blocks, self._blocks_in_use())
         assert rows, "somebody waits for an empty engine"
-        duration_s = self._duration_s(rows)
-        self.step, self.step_end_s = rows, now_s + duration_s
+        self._start_step(rows, now_s)
         for row in rows:
-            if math.isnan(row.live.scheduled_s):
-                row.live.scheduled_s = now_s
             row.live.computed += row.tokens
-        row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
-        self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=row_ids))
 
     def _duration_s(self, rows: list[Row]) -> float:
         """What a step costs [s]; static batching pads prompts and computes rows that have ended."""
         if self.params.engine != "static":
-            return step_duration(self.times, rows)  # type: ignore[arg-type]
+            return step_duration(self.times, rows)
         times, size = self.times, len(self.running)
         if rows[0].is_prefill:
             longest = max(row.live.request.input_tokens for row in rows)
@@ -169,26 +116,14 @@ class Engine:
         """Deliver the tokens of the step that ends now and let finished requests go."""
         for row in self.step:
             if row.samples:
-                self._deliver(row.live)
+                row.live.emit(self.step_end_s)
         self.idle_since_s = self.step_end_s
-        self.step, self.step_end_s = [], math.inf
+        self._end_step()
         if self.params.engine == "static" and not all(live.finished for live in self.running):
             return
         for live in [live for live in self.running if live.finished]:
             self.running.remove(live)
             live.blocks = 0
-
-    def _deliver(self, live: Live) -> None:
-        live.generated += 1
-        self.deliver(live)
-        if live.generated == 1:
-            live.first_token_s = self.step_end_s
-        if live.generated == live.request.output_tokens:
-            live.finished = True
-            live.last_token_s = self.step_end_s
-
-    def deliver(self, live: Live) -> None:
-        """A token leaves the engine; for those who count them."""
 
     # ---------------------------------------------------------------- slots: static batching and Orca
 
@@ -282,27 +217,4 @@ class Engine:
             start=live.computed,
             is_prefill=live.computed < live.prefill_target,
             samples=live.computed + tokens == live.known,
-        )
-
-    # ---------------------------------------------------------------- results
-
-    def result(self) -> Result:
-        """What has happened so far, requests in order of submission."""
-        requests = tuple(
-            RequestResult(
-                id=live.request.id,
-                scheduled_s=live.scheduled_s,
-                first_token_s=live.first_token_s,
-                last_token_s=live.last_token_s,
-                cached_tokens=0,
-                num_preemptions=live.num_preemptions,
-            )
-            for live in self.lives
-        )
-        return Result(
-            requests=requests,
-            steps=tuple(self.steps),
-            num_preemptions=sum(live.num_preemptions for live in self.lives),
-            peak_running=self.peak_running,
-            peak_blocks=self.peak_blocks,
         )

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from oracle.router_plain import Engine, Live
-from oracle.vllm_plain import Request
+from oracle.plain_engine import Live, PlainEngine, Request
 
 
 def run_closed_loop(
-    engine: Engine,
+    engine: PlainEngine,
     requests: Iterable[Request],
     *,
     concurrency: int,

@@ -9,8 +9,8 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from oracle.disaggregated_plain import SGLANG_PAGES_MORE, GroupParams, PoolParams
-from oracle.strategies import random_table, unit_table
-from oracle.vllm_plain import Request
+from oracle.plain_engine import Request
+from oracle.strategies import arrivals, case_table
 from servewise.types import StepTable
 
 Engine = Literal["vllm", "sglang", "tensorrt-llm"]
@@ -139,17 +139,10 @@ def make_disaggregated_case(rng: random.Random, num_requests: int) -> Disaggrega
     """A case with exactly ``num_requests`` requests."""
     ties = rng.random() < 0.3
     params = _make_params(rng, ties)
-    gap_s = rng.choice([0.0, 0.01, 0.05, 0.3])
-    arrival_s = 0.0
-    requests = []
-    for number in range(num_requests):
-        if number and rng.random() < 0.7:
-            arrival_s += rng.randint(0, 5) if ties else gap_s * rng.random()
-        requests.append(_request(rng, params, number, arrival_s))
+    times_s = arrivals(rng, num_requests, ties)
+    requests = [_request(rng, params, number, arrival_s) for number, arrival_s in enumerate(times_s)]
     sizes = (params.prefill.max_rows, max(params.prefill.max_step_tokens, params.decode.max_step_tokens))
-    tables = [random_table(rng.randrange(2**31), *sizes) for _ in range(2)]
-    if ties:  # steps of one second and arrivals on the second: what happens at one instant happens in order
-        tables = [unit_table(*sizes), unit_table(*sizes)]
+    tables = [case_table(rng, ties, *sizes) for _ in range(2)]
     return DisaggregatedCase(requests=tuple(requests), params=params, prefill_times=tables[0], decode_times=tables[1])
 
 

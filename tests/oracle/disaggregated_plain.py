@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from oracle.vllm_plain import Request, step_duration
+from oracle.plain_engine import Request, Row, step_duration
 from servewise.types import StepTable
 
 SGLANG_PAGES_MORE = 3
@@ -79,17 +79,6 @@ class Live:
     def last_token_is_known(self) -> bool:
         """Whether, by length, its last token is on its way."""
         return self.in_flight > 0 and self.generated + self.in_flight >= self.request.max_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """``tokens`` of one request in one step, after ``start`` computed ones."""
-
-    live: Live
-    tokens: int
-    start: int
-    is_prefill: bool
-    samples: bool
 
 
 class Instance:

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from oracle.llamacpp_plain import Params
-from oracle.strategies import _BlockTree, random_table, unit_table
-from oracle.vllm_plain import Request
+from oracle.plain_engine import Request
+from oracle.strategies import _BlockTree, arrivals, case_table
 from servewise.types import StepTable
 
 
@@ -95,16 +95,9 @@ def make_slot_case(rng: random.Random, num_requests: int) -> SlotCase:
     params = _make_params(rng)
     tree = _BlockTree(rng, [])
     ties = rng.random() < 0.3
-    gap_s = rng.choice([0.0, 0.05, 0.5, 3.0])
-    arrival_s = 0.0
-    requests = []
-    for number in range(num_requests):
-        if number and rng.random() < 0.7:
-            arrival_s += rng.randint(0, 9) if ties else gap_s * rng.random()
-        requests.append(_request(rng, params, tree, number, arrival_s))
-    times = random_table(rng.randrange(2**31), params.num_slots, params.n_ubatch)
-    if ties:  # passes of one second and arrivals on the second: what happens at one instant happens in order
-        times = unit_table(params.num_slots, params.n_ubatch)
+    times_s = arrivals(rng, num_requests, ties, gaps_s=(0.0, 0.05, 0.5, 3.0), most_s=9)
+    requests = [_request(rng, params, tree, number, arrival_s) for number, arrival_s in enumerate(times_s)]
+    times = case_table(rng, ties, params.num_slots, params.n_ubatch)
     return SlotCase(requests=tuple(requests), params=params, times=times)
 
 

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from oracle.vllm_plain import Request, RequestResult, Result, StepRecord
+from oracle.plain_engine import Live, PlainEngine, Request, StepRecord
 from servewise.types import StepTable
 
 
@@ -45,20 +45,6 @@ class Params:
     def is_split(self) -> bool:
         """Whether every slot has a stream of its own."""
         return self.num_slots > 1 and not self.is_unified
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """A request: ``generated`` output tokens have been delivered."""
-
-    request: Request
-    generated: int = 0
-    finished: bool = False
-    failed: bool = False
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
-    cached_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -109,59 +95,23 @@ class Part:
     samples: bool
 
 
-class Engine:
-    """One replica. Time passes only in :meth:`advance`."""
+class Engine(PlainEngine):
+    """One replica."""
 
     def __init__(self, params: Params, times: StepTable) -> None:
-        self.params = params
-        self.times = times
-        self.lives: list[Live] = []
-        self.inbox: list[Live] = []  # submitted, not yet seen by a plan
+        super().__init__(params, times)
         self.waiting: list[Live] = []
         self.slots = [Slot(i) for i in range(params.num_slots)]
         self.num_released = 0  # slots released by the last step
         self.clock = 0  # counts releases
         self.idle_since_s = math.inf if params.starts_loaded else -math.inf
-        self.entries: list[Entry] = []  # the step that is running
-        self.step_end_s = math.inf
-        self.begin_s = math.inf  # a step ended, or a model was loaded, then; the next step has not begun yet
-        self.steps: list[StepRecord] = []
         self.passes: list[list[tuple[int, int]]] = []  # of every step: slot and tokens of every part of every pass
-        self.peak_running = 0
-        self.peak_blocks = 0
         self.num_loads = 0
 
-    def submit(self, request: Request) -> Live:
-        """Hand over a request, in order of arrival."""
-        live = Live(request)
-        self.lives.append(live)
-        self.inbox.append(live)
-        return live
+    def _new_live(self, request: Request) -> Live:
+        return Live(request)
 
     # ---------------------------------------------------------------- time
-
-    def run_until(self, limit_s: float) -> None:
-        """Process every step that ends at or before ``limit_s`` and every plan made before it."""
-        while self.advance(limit_s):
-            pass
-
-    def advance(self, limit_s: float) -> bool:
-        """Process the next event, a step's end or the begin of one; False when none is due."""
-        if self.entries:
-            if self.step_end_s > limit_s:
-                return False
-            self._process_outputs()
-            return True
-        begin_s = self.begin_s
-        if begin_s == math.inf and self.inbox:  # idle
-            begin_s = self.inbox[0].request.arrival_s
-            if begin_s < limit_s and begin_s - self.idle_since_s > self.params.keep_alive_s:
-                self._load(begin_s)
-                return True
-        if begin_s >= limit_s:
-            return False
-        self._begin(begin_s)
-        return True
 
     def _load(self, now_s: float) -> None:
         self.num_loads += 1
@@ -169,6 +119,9 @@ class Engine:
         self.begin_s = now_s + self.params.load_s
 
     def _begin(self, now_s: float) -> None:
+        if self.begin_s == math.inf and now_s - self.idle_since_s > self.params.keep_alive_s:
+            self._load(now_s)
+            return
         self.begin_s = math.inf
         while True:
             self._fill_slots(now_s)
@@ -181,11 +134,11 @@ class Engine:
             if self._find_room(sum(entry.tokens for entry in batch)):
                 break
             self._fail_all(now_s)
-        self.entries = [Entry(entry.slot, entry.tokens, entry.is_prompt) for entry in batch]
+        self.step = [Entry(entry.slot, entry.tokens, entry.is_prompt) for entry in batch]
         passes = self._split_passes(batch) if self.params.is_split else self._simple_passes(batch)
         duration_s = math.fsum(self._pass_duration(parts) for parts in passes)
         self.step_end_s = now_s + duration_s
-        rows = tuple((entry.slot.live.request.id, entry.tokens) for entry in self.entries if entry.slot.live)
+        rows = tuple((entry.slot.live.request.id, entry.tokens) for entry in self.step if entry.slot.live)
         self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=rows))
         self.passes.extend([(part.slot.id, part.tokens) for part in parts] for parts in passes)
         busy = [slot for slot in self.slots if slot.live]
@@ -198,20 +151,12 @@ class Engine:
         self.num_released = 0
         for slot in self.slots:
             live = slot.live
-            if live is None or not any(entry.slot is slot for entry in self.entries) or slot.prompt_left > 0:
+            if live is None or not any(entry.slot is slot for entry in self.step) or slot.prompt_left > 0:
                 continue
-            live.generated += 1
-            self.deliver(live, now_s)
-            if live.generated == 1:
-                live.first_token_s = now_s
-            if live.generated == live.request.output_tokens:
-                live.finished, live.last_token_s = True, now_s
+            live.emit(now_s)
+            if live.finished:
                 self._release(slot, now_s)
-        self.begin_s = now_s
-        self.entries, self.step_end_s = [], math.inf
-
-    def deliver(self, live: Live, now_s: float) -> None:
-        """A token leaves the server; for those who count them."""
+        self._end_step()
 
     def _release(self, slot: Slot, now_s: float) -> None:
         slot.live = None
@@ -229,8 +174,7 @@ class Engine:
         self.num_released = 0
         if not self.params.is_ollama:
             first.reverse()
-        while self.inbox and self.inbox[0].request.arrival_s <= now_s:
-            first.append(self.inbox.pop(0))
+        first += self._arrived(now_s)
         for live in first:
             free = [slot for slot in self.slots if slot.live is None]
             if free:
@@ -306,7 +250,7 @@ class Engine:
         self.num_released = 0
         for slot in self.slots:
             if slot.live is not None:
-                slot.live.finished = slot.live.failed = True
+                slot.live.finished = slot.live.rejected = True
                 slot.live.last_token_s = now_s
                 self._release(slot, now_s)
                 slot.clear()
@@ -382,27 +326,4 @@ class Engine:
             + t.prefill_fixed_s
             + t.prefill_s_per_token * p
             + t.prefill_s_per_pair * pairs
-        )
-
-    # ---------------------------------------------------------------- results
-
-    def result(self) -> Result:
-        """What has happened so far, requests in order of submission; a request that failed has no times."""
-        requests = tuple(
-            RequestResult(
-                id=live.request.id,
-                scheduled_s=live.scheduled_s,
-                first_token_s=math.nan if live.failed else live.first_token_s,
-                last_token_s=math.nan if live.failed else live.last_token_s,
-                cached_tokens=live.cached_tokens,
-                num_preemptions=0,
-            )
-            for live in self.lives
-        )
-        return Result(
-            requests=requests,
-            steps=tuple(self.steps),
-            num_preemptions=0,
-            peak_running=self.peak_running,
-            peak_blocks=self.peak_blocks,
         )

@@ -1,7 +1,7 @@
 """vLLM with pipeline stages, step by step and in plain Python: ``docs/pipeline-parallelism.md``.
 
-Slow and obvious: a batch is a list of rows, the pipeline a list of when each stage is free again. Requests, rows, block
-pool and the duration of a whole pass are those of ``vllm_plain``; plans and time are its own.
+Slow and obvious: a batch is a list of rows, the pipeline a list of when each stage is free again. Requests and block
+pool are those of ``vllm_plain``, the duration of a whole pass is that of every engine; plans and time are its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from oracle.blocks_plain import Block, BlockPool
-from oracle.vllm_plain import Live, Params, Request, RequestResult, Result, Row, StepRecord, step_duration
+from oracle.plain_engine import PlainEngine, Request, Result, Row, StepRecord, step_duration
+from oracle.vllm_plain import Live, Params
 from servewise.types import StepTable
 
 
@@ -50,16 +51,15 @@ def needed_later(row: Row) -> bool:
     return row.samples and tokens <= live.request.output_tokens and not ends_with_prompt
 
 
-class Engine:
+class Engine(PlainEngine):
     """One replica with ``len(layers)`` stages of so many layers."""
 
     def __init__(self, params: Params, times: StepTable, layers: Sequence[int]) -> None:
-        self.params, self.times, self.layers = params, times, layers
+        super().__init__(params, times)
+        self.layers = layers
         self.num_stages = len(layers)
         self.depth = self.num_stages + params.async_scheduling
         self.pool = BlockPool(params.num_kv_blocks, params.enable_prefix_caching)
-        self.lives: list[Staged] = []
-        self.inbox: list[Staged] = []
         self.waiting: list[Staged] = []
         self.running: list[Staged] = []
         self.in_flight: deque[Batch] = deque()
@@ -67,23 +67,11 @@ class Engine:
         self.sampled_s: dict[int, float] = {}  # when the tokens of a step were sampled
         self.now_s = 0.0
         self.number = 0
-        self.steps: list[StepRecord] = []
-        self.peak_running = 0
-        self.peak_blocks = 0
 
-    def submit(self, request: Request) -> Staged:
-        """Hand over a request, in order of arrival."""
-        live = Staged(request)
-        self.lives.append(live)
-        self.inbox.append(live)
-        return live
+    def _new_live(self, request: Request) -> Staged:
+        return Staged(request)
 
     # ---------------------------------------------------------------- time
-
-    def run_until(self, limit_s: float) -> None:
-        """Process every step that ends at or before ``limit_s`` and make every plan before it."""
-        while self.advance(limit_s):
-            pass
 
     def advance(self, limit_s: float) -> bool:
         """Process the oldest batch or make a plan; False when neither is due."""
@@ -99,12 +87,11 @@ class Engine:
         if begin_s >= limit_s:
             return False
         self.now_s = begin_s
-        while self.inbox and self.inbox[0].request.arrival_s <= self.now_s:
-            self.waiting.append(self.inbox.pop(0))
-        self._start(self._plan())
+        self.waiting += self._arrived(self.now_s)
+        self._send(self._plan())
         return True
 
-    def _start(self, rows: list[Row]) -> None:
+    def _send(self, rows: list[Row]) -> None:
         """Send a batch on its way."""
         if not rows:
             assert self.in_flight or self.running, "a request waits for an empty engine"
@@ -144,12 +131,8 @@ class Engine:
                 planned = sum(other.tokens for b in later for other in b.rows if other.live is live)
                 self._hash(live, live.computed - planned)
             live.in_flight -= 1
-            live.generated += 1
-            if live.generated == 1:
-                live.first_token_s = batch.end_s
-            if live.generated == live.request.output_tokens:
-                live.finished = True
-                live.last_token_s = batch.end_s
+            live.emit(batch.end_s)
+            if live.finished:
                 (self.running if live in self.running else self.waiting).remove(live)
                 self._free(live)
 
@@ -272,34 +255,7 @@ class Engine:
         live.blocks = []
         live.num_hashed = 0
 
-    # ---------------------------------------------------------------- results
-
-    def result(self) -> Result:
-        """What has happened so far, requests in order of submission."""
-        requests = tuple(
-            RequestResult(
-                id=live.request.id,
-                scheduled_s=live.scheduled_s,
-                first_token_s=live.first_token_s,
-                last_token_s=live.last_token_s,
-                cached_tokens=live.cached_tokens,
-                num_preemptions=live.num_preemptions,
-            )
-            for live in self.lives
-        )
-        return Result(
-            requests=requests,
-            steps=tuple(self.steps),
-            num_preemptions=sum(live.num_preemptions for live in self.lives),
-            peak_running=self.peak_running,
-            peak_blocks=self.peak_blocks,
-        )
-
 
 def simulate(requests: Iterable[Request], params: Params, times: StepTable, layers: Sequence[int]) -> Result:
     """Run one replica over requests sorted by arrival until all are done."""
-    engine = Engine(params, times, layers)
-    for request in requests:
-        engine.submit(request)
-    engine.run_until(math.inf)
-    return engine.result()
+    return Engine(params, times, layers).serve(requests)

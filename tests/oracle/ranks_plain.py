@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oracle.vllm_plain import Engine, Live, Params, Request, RequestResult, Result, Row, step_duration
+from oracle.plain_engine import Request, RequestResult, Result, Row, step_duration
+from oracle.vllm_plain import Engine, Live, Params
 from servewise.types import Router, StepTable
 
 

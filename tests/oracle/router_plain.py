@@ -5,36 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from oracle import baselines_plain, llamacpp_plain, pipeline_plain, sglang_plain, tgi_plain, trtllm_plain, vllm_plain
-from oracle.vllm_plain import Request, RequestResult, Result
+from oracle import vllm_plain
+from oracle.plain_engine import Live, PlainEngine, Request, RequestResult, Result
 from servewise.types import Router, StepTable
-
-Live = (
-    vllm_plain.Live
-    | sglang_plain.Live
-    | trtllm_plain.Live
-    | tgi_plain.Live
-    | llamacpp_plain.Live
-    | baselines_plain.Live
-)
-Params = (
-    vllm_plain.Params
-    | sglang_plain.Params
-    | trtllm_plain.Params
-    | tgi_plain.Params
-    | llamacpp_plain.Params
-    | baselines_plain.Params
-)
-Engine = (
-    vllm_plain.Engine
-    | pipeline_plain.Engine
-    | sglang_plain.Engine
-    | trtllm_plain.Engine
-    | tgi_plain.Engine
-    | llamacpp_plain.Engine
-    | baselines_plain.Engine
-)
 
 PREFIX_AWARE_SLACK = 8
 """How many requests more than the least busy replica one may have and still be chosen for its cache."""
@@ -61,34 +36,20 @@ def _leading_matches(prompt_ids: Sequence[int], routed: set[int]) -> int:
     return matched
 
 
-def _engine(params: Params, times: StepTable) -> Engine:
-    if isinstance(params, trtllm_plain.Params):
-        return trtllm_plain.Engine(params, times)
-    if isinstance(params, baselines_plain.Params):
-        return baselines_plain.Engine(params, times)
-    if isinstance(params, tgi_plain.Params):
-        return tgi_plain.Engine(params, times)
-    if isinstance(params, llamacpp_plain.Params):
-        return llamacpp_plain.Engine(params, times)
-    if isinstance(params, sglang_plain.Params):
-        return sglang_plain.Engine(params, times)
-    return vllm_plain.Engine(params, times)
-
-
 def simulate_fleet(
     requests: Iterable[Request],
-    params: Params,
+    params: Any,
     times: StepTable,
     *,
     num_replicas: int,
     router: Router,
-    engine: Callable[[], Engine] | None = None,
+    engine: Callable[[], PlainEngine] | None = None,
 ) -> FleetResult:
     """Run ``num_replicas`` replicas behind a router over requests sorted by arrival until all are done.
 
-    ``engine`` makes a replica; by default one without pipeline stages.
+    ``engine`` makes a replica; by default it is vLLM's.
     """
-    engines = [engine() if engine else _engine(params, times) for _ in range(num_replicas)]
+    engines = [engine() if engine else vllm_plain.Engine(params, times) for _ in range(num_replicas)]
     assigned: list[list[Live]] = [[] for _ in engines]
     routed: list[set[int]] = [set() for _ in engines]  # block identities of prompts sent to each replica
     replica: list[int] = []

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Request
 from oracle.sglang_plain import Params
-from oracle.strategies import _BlockTree, random_table, unit_table
-from oracle.vllm_plain import Request
+from oracle.strategies import _BlockTree, arrivals, case_table
 from servewise.types import StepTable
 
 Profile = Literal["any", "scarce", "prefix", "mixed"]
@@ -137,17 +137,10 @@ def make_sglang_case(rng: random.Random, profile: Profile, num_requests: int) ->
     span = rng.choice([1, 1, 2, 4])
     tree = _BlockTree(rng, [])
     ties = rng.random() < 0.3
-    gap_s = rng.choice([0.0, 0.01, 0.05, 0.3])
-    arrival_s = 0.0
-    requests = []
-    for number in range(num_requests):
-        if number and rng.random() < 0.7:
-            arrival_s += rng.randint(0, 5) if ties else gap_s * rng.random()
-        requests.append(_request(rng, profile, params, tree, span, number, arrival_s))
+    times_s = arrivals(rng, num_requests, ties)
+    requests = [_request(rng, profile, params, tree, span, number, at_s) for number, at_s in enumerate(times_s)]
     tokens = params.chunked_prefill_size + params.max_running_requests
-    times = random_table(rng.randrange(2**31), params.max_running_requests, tokens)
-    if ties:  # steps of one second and arrivals on the second: what happens at one instant happens in order
-        times = unit_table(params.max_running_requests, tokens)
+    times = case_table(rng, ties, params.max_running_requests, tokens)
     return SglangCase(requests=tuple(requests), params=params, times=times, span=span)
 
 

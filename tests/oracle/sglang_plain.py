@@ -12,8 +12,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oracle import plain_engine
+from oracle.plain_engine import PlainEngine, Request, Row
 from oracle.radix_plain import Content, Node, RadixTree
-from oracle.vllm_plain import Request, RequestResult, Result, StepRecord, step_duration
 from servewise.types import StepTable
 
 CLIP_TOKENS = 4096
@@ -48,58 +49,45 @@ class Params:
         return self.page_size
 
     @property
+    def num_kv_blocks(self) -> int:
+        """As memory reports call it."""
+        return self.num_pages
+
+    @property
     def most_running(self) -> int:
         """Requests that may run at once."""
         return min(self.max_running_requests, self.num_pages * self.page_size // 2)
 
 
 @dataclass(slots=True, eq=False)
-class Live:
-    """A request inside the engine: ``out`` tokens were processed, ``in_flight`` more are on their way.
+class Live(plain_engine.Live):
+    """A request inside the engine: ``in_flight`` tokens more than were processed are on their way.
 
     ``computed`` tokens have a place, ``kept`` pages of them in the tree, up to ``node``.
     """
 
-    request: Request
-    max_tokens: int
-    out: int = 0
+    max_tokens: int = 0
     in_flight: int = 0
     computed: int = 0
     kept: int = 0
     node: Node | None = None
-    finished: bool = False
     retracted: bool = False
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
     cached_tokens: int = -1
-    num_preemptions: int = 0
 
     @property
     def known(self) -> int:
         """Tokens of the prompt and of processed output."""
-        return self.request.input_tokens + self.out
+        return self.request.input_tokens + self.generated
 
     @property
     def ends_in_flight(self) -> bool:
         """Whether the engine knows, by length, that its last token is in flight."""
-        return self.in_flight > 0 and self.out + self.in_flight >= self.max_tokens
+        return self.in_flight > 0 and self.generated + self.in_flight >= self.max_tokens
 
     def contents(self, pages: int) -> list[Content]:
         """What its first pages contain."""
         named = self.request.block_ids[:pages]
         return [*named, *(("own", self.request.id, index) for index in range(len(named), pages))]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """``tokens`` of one request in one step, after ``start`` computed ones."""
-
-    live: Live
-    tokens: int
-    start: int
-    is_prefill: bool
-    samples: bool
 
 
 @dataclass(slots=True)
@@ -113,15 +101,12 @@ class Budget:
     rows: list[Row] = field(default_factory=list)
 
 
-class Engine:
-    """One replica. Time passes only in :meth:`advance`."""
+class Engine(PlainEngine):
+    """One replica."""
 
     def __init__(self, params: Params, times: StepTable) -> None:
-        self.params = params
-        self.times = times
+        super().__init__(params, times)
         self.tree = RadixTree(params.num_pages)
-        self.lives: list[Live] = []
-        self.inbox: list[Live] = []  # submitted, not yet seen by a plan
         self.waiting: list[Live] = []
         self.running: list[Live] = []  # the batch, in order
         self.joining: list[Live] = []  # prompts that are complete with the running step, not yet in the batch
@@ -134,53 +119,22 @@ class Engine:
         self.init = min(0.7 * params.schedule_conservativeness, 1.0)
         self.ratio_start = self.init
         self.ratio_steps = 0
-        self.step: list[Row] = []  # running now
-        self.step_end_s = math.inf
         self.planned: list[Row] = []  # the step after it
-        self.begin_s = math.inf  # a step ended then; the next has not begun yet
-        self.steps: list[StepRecord] = []
-        self.peak_running = 0
-        self.peak_blocks = 0
-        self.num_retractions = 0
 
-    def submit(self, request: Request) -> Live:
-        """Hand over a request, in order of arrival."""
+    def _new_live(self, request: Request) -> Live:
         capacity = self.params.num_pages * self.params.page_size
         paged = self._pages(request.input_tokens) * self.params.page_size
         room = capacity - paged - self.params.page_size - 1
-        live = Live(request, min(request.max_tokens, room))
+        live = Live(request, max_tokens=min(request.max_tokens, room))
         assert request.output_tokens <= live.max_tokens, "a request that the engine would cut"
-        self.lives.append(live)
-        self.inbox.append(live)
         return live
 
     # ---------------------------------------------------------------- time
 
-    def run_until(self, limit_s: float) -> None:
-        """Process every step that ends at or before ``limit_s`` and every plan made before it."""
-        while self.advance(limit_s):
-            pass
-
-    def advance(self, limit_s: float) -> bool:
-        """Process the next event, a step's end or the begin of one; False when none is due."""
-        if self.step:
-            if self.step_end_s > limit_s:
-                return False
-            self._process_outputs()
-            return True
-        begin_s = self.begin_s
-        if begin_s == math.inf and self.inbox:  # idle
-            begin_s = self.inbox[0].request.arrival_s
-        if begin_s >= limit_s:
-            return False
-        self._begin(begin_s)
-        return True
-
     def _begin(self, now_s: float) -> None:
         """Start the planned step and plan the one after it; plan first if nothing is planned."""
         self.begin_s = math.inf
-        while self.inbox and self.inbox[0].request.arrival_s <= now_s:
-            self.waiting.append(self.inbox.pop(0))
+        self.waiting += self._arrived(now_s)
         rows = self.planned or self._plan()
         self.planned = []
         if not rows:
@@ -188,13 +142,7 @@ class Engine:
                 raise StuckError
             self.ratio_start, self.ratio_steps = self.init, 0
             return
-        duration_s = step_duration(self.times, rows)  # type: ignore[arg-type]
-        self.step, self.step_end_s = rows, now_s + duration_s
-        for row in rows:
-            if math.isnan(row.live.scheduled_s):
-                row.live.scheduled_s = now_s
-        row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
-        self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=row_ids))
+        self._start_step(rows, now_s)
         self.planned = self._plan()
 
     def _process_outputs(self) -> None:
@@ -204,13 +152,8 @@ class Engine:
             if live.finished or live.retracted or not row.samples:  # a wasted row, a lost token, an unfinished chunk
                 continue
             live.in_flight -= 1
-            live.out += 1
-            self.deliver(live)
-            if live.out == 1:
-                live.first_token_s = self.step_end_s
-            if live.out == live.request.output_tokens:
-                live.finished = True
-                live.last_token_s = self.step_end_s
+            live.emit(self.step_end_s)
+            if live.finished:
                 self.somebody_left = True
                 if live in self.running:
                     self.running.remove(live)
@@ -219,11 +162,7 @@ class Engine:
                 self._checkpoint(live, row.start + row.tokens)
         for row in self.step:
             row.live.retracted = False
-        self.begin_s = self.step_end_s
-        self.step, self.step_end_s = [], math.inf
-
-    def deliver(self, live: Live) -> None:
-        """A token leaves the engine; for those who count them."""
+        self._end_step()
 
     # ---------------------------------------------------------------- pages
 
@@ -315,7 +254,7 @@ class Engine:
                 self.latch = True
                 return []
         self._order_waiting()
-        spoken_for = sum(min(live.max_tokens - live.out, CLIP_TOKENS) for live in self.running)
+        spoken_for = sum(min(live.max_tokens - live.generated, CLIP_TOKENS) for live in self.running)
         mixed = len(self.running) if params.enable_mixed_chunk else 0
         budget = Budget(
             chunk=params.chunked_prefill_size - mixed,
@@ -379,7 +318,7 @@ class Engine:
             hit, node = self.tree.look_up(live.contents((live.known - 1) // page))
             self.tree.hold(node)
         ext = live.known - hit * page
-        more = min(max(live.max_tokens - live.out, 0), CLIP_TOKENS)
+        more = min(max(live.max_tokens - live.generated, 0), CLIP_TOKENS)
         tokens = ext
         if not ext + more + page < self._rest(budget):
             self.latch = bool(self.running or budget.rows)
@@ -457,42 +396,18 @@ class Engine:
                 break
             first = False
             order = {id(live): place for place, live in enumerate(lives)}
-            victim = min(lives, key=lambda live: (live.out, -live.request.input_tokens, -order[id(live)]))
+            victim = min(lives, key=lambda live: (live.generated, -live.request.input_tokens, -order[id(live)]))
             lives.remove(victim)
             self.running.remove(victim)
             self._give_up(victim)
             self.tree.evict(self._pages(RETRACT_STEPS * len(lives)))
             victim.retracted, victim.in_flight = victim.in_flight > 0, 0
             victim.num_preemptions += 1
-            self.num_retractions += 1
             self.somebody_left = True
             self.waiting.append(victim)
             self.tree.evict(self._pages_needed(lives))
         if self._pages_needed(lives) > self.unheld:
             raise StuckError
-        produced = sum(live.out for live in lives) + RETRACT_STEPS * len(lives)
+        produced = sum(live.generated for live in lives) + RETRACT_STEPS * len(lives)
         self.ratio_start = min(produced / (sum(live.max_tokens for live in lives) + 1), 1.0)
         self.ratio_steps = 0
-
-    # ---------------------------------------------------------------- results
-
-    def result(self) -> Result:
-        """What has happened so far, requests in order of submission."""
-        requests = tuple(
-            RequestResult(
-                id=live.request.id,
-                scheduled_s=live.scheduled_s,
-                first_token_s=live.first_token_s,
-                last_token_s=live.last_token_s,
-                cached_tokens=live.cached_tokens,
-                num_preemptions=live.num_preemptions,
-            )
-            for live in self.lives
-        )
-        return Result(
-            requests=requests,
-            steps=tuple(self.steps),
-            num_preemptions=self.num_retractions,
-            peak_running=self.peak_running,
-            peak_blocks=self.peak_blocks,
-        )

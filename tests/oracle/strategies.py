@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 from hypothesis import strategies as st
 
-from oracle.vllm_plain import Params, Request
+from oracle.plain_engine import Request
+from oracle.vllm_plain import Params
 from servewise.types import StepTable
 
 Profile = Literal["mixed", "preempting", "prefix", "chunks", "burst"]
@@ -130,6 +132,29 @@ def random_table(seed: int, max_rows: int, max_tokens: int) -> StepTable:
         mixed_row_attention_fixed_s=float(rng.choice([0.0, 1e-4])),
         mixed_row_attention_s_per_token=float(rng.choice([0.0, 1e-5])),
     )
+
+
+def case_table(rng: random.Random, ties: bool, max_rows: int, max_tokens: int) -> StepTable:
+    """A random table; if ``ties`` one of steps of a second: what happens at one instant happens in order."""
+    times = random_table(rng.randrange(2**31), max_rows, max_tokens)
+    return unit_table(max_rows, max_tokens) if ties else times
+
+
+def arrivals(
+    rng: random.Random,
+    num_requests: int,
+    ties: bool,
+    *,
+    gaps_s: tuple[float, ...] = (0.0, 0.01, 0.05, 0.3),
+    most_s: int = 5,
+) -> Iterator[float]:
+    """Times of arrival [s], some of them equal; if ``ties`` all on the second."""
+    gap_s = rng.choice(gaps_s)
+    arrival_s = 0.0
+    for number in range(num_requests):
+        if number and rng.random() < 0.7:
+            arrival_s += rng.randint(0, most_s) if ties else gap_s * rng.random()
+        yield arrival_s
 
 
 def for_ranks(table: StepTable, num_ranks: int, seed: int) -> StepTable:

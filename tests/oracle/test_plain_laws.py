@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Result
 from oracle.strategies import PROFILES, Case, Profile, cases, params, req, seeded_case, unit_table
-from oracle.vllm_plain import Engine, Result, simulate
+from oracle.vllm_plain import Engine, simulate
 from servewise.types import StepTable
 
 some = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -7,9 +7,10 @@ import math
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from oracle.plain_engine import Row
 from oracle.strategies import PROFILES, Case, Profile, option_case, option_cases, seeded_case
 from oracle.test_plain_laws import audit, check_steps
-from oracle.vllm_plain import Engine, Live, Row
+from oracle.vllm_plain import Engine, Live
 
 some = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Request
 from oracle.router_plain import PREFIX_AWARE_SLACK, simulate_fleet
 from oracle.strategies import Case, cases, params, req, unit_table
-from oracle.vllm_plain import Request, simulate
+from oracle.vllm_plain import simulate
 from servewise.types import Router
 
 A, B, C, D, E = range(5)

@@ -12,8 +12,9 @@ import math
 import numpy as np
 import pytest
 
+from oracle.plain_engine import Result, Row, step_duration
 from oracle.strategies import params, req, unit_table
-from oracle.vllm_plain import Engine, Result, Row, simulate, step_duration
+from oracle.vllm_plain import Engine, simulate
 from servewise.types import StepTable
 
 A, B, C, D, E = range(5)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from oracle.strategies import random_table, unit_table
+from oracle.plain_engine import Request
+from oracle.strategies import arrivals, case_table
 from oracle.tgi_plain import Params
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 
 
@@ -115,17 +115,10 @@ def make_tgi_case(rng: random.Random, num_requests: int) -> TgiCase:
     params = _make_params(rng)
     tree = _Tree(rng)
     ties = rng.random() < 0.3
-    gap_s = rng.choice([0.0, 0.01, 0.05, 0.3])
-    arrival_s = 0.0
-    requests = []
-    for number in range(num_requests):
-        if number and rng.random() < 0.7:
-            arrival_s += rng.randint(0, 5) if ties else gap_s * rng.random()
-        requests.append(_request(rng, params, tree, number, arrival_s))
+    times_s = arrivals(rng, num_requests, ties)
+    requests = [_request(rng, params, tree, number, arrival_s) for number, arrival_s in enumerate(times_s)]
     tokens = max(params.max_batch_prefill_tokens, params.max_concurrent_requests) + params.block_size_tokens - 1
-    times = random_table(rng.randrange(2**31), params.max_concurrent_requests, tokens)
-    if ties:  # forwards of one second and arrivals on the second: what happens at one instant happens in order
-        times = unit_table(params.max_concurrent_requests, tokens)
+    times = case_table(rng, ties, params.max_concurrent_requests, tokens)
     return TgiCase(requests=tuple(requests), params=params, times=times)
 
 

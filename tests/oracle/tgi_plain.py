@@ -8,11 +8,12 @@ computed, perhaps in chunks -> one row a forward -> gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from oracle.vllm_plain import Request, RequestResult, Result, StepRecord, step_duration
+from oracle import plain_engine
+from oracle.plain_engine import PlainEngine, Request, Result, Row
 from servewise.types import StepTable
 
 
@@ -41,20 +42,12 @@ class Cached:
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class Live(plain_engine.Live):
     """A request inside the engine, or one that was turned away (``rejected``, and ``finished`` at its arrival)."""
 
-    request: Request
     computed: int = 0
     chunk: int = 0
-    generated: int = 0
     shared: list[Cached] = field(default_factory=list)
-    finished: bool = False
-    rejected: bool = False
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
-    cached_tokens: int = 0
 
     @property
     def prompt_left(self) -> int:
@@ -67,37 +60,18 @@ class Live:
         return named[place] if place < len(named) else ("own", self.request.id, place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """``tokens`` of one request in one forward, after ``start`` computed ones."""
-
-    live: Live
-    tokens: int
-    start: int
-    is_prefill: bool
-    samples: bool
-
-
-class Engine:
-    """One replica. Time passes only in :meth:`advance`."""
+class Engine(PlainEngine):
+    """One replica; a forward is a step."""
 
     def __init__(self, params: Params, times: StepTable) -> None:
-        self.params = params
-        self.times = times
-        self.lives: list[Live] = []
+        super().__init__(params, times)
         self.queue: list[Live] = []
         self.batch: list[Live] = []  # in order of admission
         self.cache: list[Cached] = []
-        self.forward: list[Row] = []  # running now
-        self.forward_start_s = -math.inf
-        self.step_end_s = math.inf
         self.idle_since_s = -math.inf
         self.admits = True  # whether the next forward may
         self.waiting_tokens = 0
         self.uses = 0  # counts the requests that have ended
-        self.steps: list[StepRecord] = []
-        self.peak_running = 0
-        self.peak_blocks = 0
         self.flushes = 0
         self.two_prompts = 0  # forwards after which two or more prompts are unfinished
 
@@ -114,58 +88,37 @@ class Engine:
 
     # ---------------------------------------------------------------- time
 
-    def run_until(self, limit_s: float) -> None:
-        """Process every forward that ends at or before ``limit_s`` and every plan made before it."""
-        while self.advance(limit_s):
-            pass
+    def serve(self, requests: Iterable[Request]) -> Result:
+        """Run over requests sorted by arrival until all are done; each is turned away, or not, as it arrives."""
+        for request in requests:
+            self.run_until(request.arrival_s)
+            self.submit(request)
+        self.run_until(math.inf)
+        return self.result()
 
-    def advance(self, limit_s: float) -> bool:
-        """Process the next event, a forward's end or the begin of one; False when none is due."""
-        if self.forward:
-            if self.step_end_s > limit_s:
-                return False
-            self._end()
-            return True
-        if not self.batch and not self.queue:
-            return False
-        begin_s = self.idle_since_s if self.batch else max(self.idle_since_s, self.queue[0].request.arrival_s)
-        if begin_s >= limit_s:
-            return False
-        self._begin(begin_s)
-        return True
+    def _next_begin_s(self) -> float:
+        if self.batch:
+            return self.idle_since_s
+        return max(self.idle_since_s, self.queue[0].request.arrival_s) if self.queue else math.inf
 
     def _begin(self, now_s: float) -> None:
         rows = self._plan()
-        duration_s = step_duration(self.times, rows)  # type: ignore[arg-type]
-        self.forward, self.forward_start_s, self.step_end_s = rows, now_s, now_s + duration_s
-        for row in rows:
-            if math.isnan(row.live.scheduled_s):
-                row.live.scheduled_s = now_s
-        row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
-        self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=row_ids))
+        self._start_step(rows, now_s)
         self.peak_running = max(self.peak_running, len(self.batch))
         self.peak_blocks = max(self.peak_blocks, self.params.num_kv_blocks - self._available())
 
-    def _end(self) -> None:
+    def _process_outputs(self) -> None:
         """Tokens leave, the next chunks are handed out, requests that are done go."""
-        if any(row.is_prefill for row in self.forward) and self.params.prefill_chunking:
+        if any(row.is_prefill for row in self.step) and self.params.prefill_chunking:
             self._hand_out_chunks()
-        for row in self.forward:
-            live = row.live
-            if not row.samples:
-                continue
-            live.generated += 1
-            self.deliver(live)
-            if live.generated == 1:
-                live.first_token_s = self.step_end_s
-            if live.generated == live.request.output_tokens:
-                live.finished = True
-                live.last_token_s = self.step_end_s
+        for row in self.step:
+            if row.samples:
+                row.live.emit(self.step_end_s)
         for live in [live for live in self.batch if live.finished]:
             self.batch.remove(live)
             self._give_back(live)
         self.idle_since_s = self.step_end_s
-        self.forward, self.step_end_s = [], math.inf
+        self._end_step()
         self.two_prompts += sum(live.prompt_left > 0 for live in self.batch) > 1
 
     def _hand_out_chunks(self) -> None:
@@ -174,9 +127,6 @@ class Engine:
             if live.prompt_left > 0:
                 live.chunk = max(1, min(live.prompt_left, budget))
                 budget -= live.chunk
-
-    def deliver(self, live: Live) -> None:
-        """A token leaves the engine; for those who count them."""
 
     # ---------------------------------------------------------------- plan
 
@@ -292,26 +242,3 @@ class Engine:
             block.used_at = self.uses
         for place in range(len(found), live.request.input_tokens // self.params.block_size_tokens):
             self.cache.append(Cached(live.identity(place), users=0, used_at=self.uses, place=place))
-
-    # ---------------------------------------------------------------- results
-
-    def result(self) -> Result:
-        """What has happened so far, requests in order of submission; one turned away has no times."""
-        requests = tuple(
-            RequestResult(
-                id=live.request.id,
-                scheduled_s=live.scheduled_s,
-                first_token_s=live.first_token_s,
-                last_token_s=math.nan if live.rejected else live.last_token_s,
-                cached_tokens=live.cached_tokens,
-                num_preemptions=0,
-            )
-            for live in self.lives
-        )
-        return Result(
-            requests=requests,
-            steps=tuple(self.steps),
-            num_preemptions=0,
-            peak_running=self.peak_running,
-            peak_blocks=self.peak_blocks,
-        )

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Request
 from oracle.strategies import PROFILES, Profile, make_case, random_table, unit_table
 from oracle.trtllm_plain import Params
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 
 

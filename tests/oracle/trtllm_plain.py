@@ -13,7 +13,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from oracle.vllm_plain import Request, RequestResult, Result, StepRecord, step_duration
+from oracle import plain_engine
+from oracle.plain_engine import PlainEngine, Request, Row
 from servewise.types import StepTable
 
 Identity = int | tuple[str, int, int]
@@ -90,27 +91,20 @@ class Blocks:
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class Live(plain_engine.Live):
     """A request inside the engine.
 
     ``generated`` tokens were processed, ``in_flight`` more are on their way. Of the ``target`` tokens that were known
     when it was started last, ``computed`` have a place in the KV cache (and of what it generated since).
     """
 
-    request: Request
-    number: int
-    generated: int = 0
+    number: int = 0
     in_flight: int = 0
     computed: int = 0
     target: int = 0
     blocks: list[Block] = field(default_factory=list)
     num_stored: int = 0  # of its blocks that are findable, or were found to be copies
-    finished: bool = False
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
     cached_tokens: int = -1
-    num_pauses: int = 0
 
     @property
     def known(self) -> int:
@@ -133,86 +127,35 @@ class Live:
         return named[index] if index < len(named) else ("own", self.request.id, index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """``tokens`` of one request in one step, after ``start`` computed ones."""
-
-    live: Live
-    tokens: int
-    start: int
-    is_prefill: bool
-    samples: bool
-
-
-class Engine:
-    """One replica. Time passes only in :meth:`advance`."""
+class Engine(PlainEngine):
+    """One replica."""
 
     def __init__(self, params: Params, times: StepTable) -> None:
-        self.params = params
-        self.times = times
+        super().__init__(params, times)
         self.pool = Blocks(params.num_kv_blocks)
-        self.lives: list[Live] = []
-        self.inbox: list[Live] = []  # submitted, not yet seen by a plan
         self.waiting: list[Live] = []  # in order of arrival
         self.started: list[Live] = []  # in order of arrival
-        self.step: list[Row] = []  # running now
-        self.step_end_s = math.inf
         self.planned: list[Row] = []  # the step after it
-        self.begin_s = math.inf  # a step ended then; the next has not begun yet
-        self.steps: list[StepRecord] = []
         self.waited = 0  # plans in which prompts waited for more of them
         self.deferrals = 0
         self.robberies = 0  # requests paused to start another one
-        self.peak_running = 0
-        self.peak_blocks = 0
 
-    def submit(self, request: Request) -> Live:
-        """Hand over a request, in order of arrival."""
-        live = Live(request, len(self.lives))
-        self.lives.append(live)
-        self.inbox.append(live)
-        return live
+    def _new_live(self, request: Request) -> Live:
+        return Live(request, number=len(self.lives))
 
     # ---------------------------------------------------------------- time
-
-    def run_until(self, limit_s: float) -> None:
-        """Process every step that ends at or before ``limit_s`` and every plan made before it."""
-        while self.advance(limit_s):
-            pass
-
-    def advance(self, limit_s: float) -> bool:
-        """Process the next event, a step's end or the begin of one; False when none is due."""
-        if self.step:
-            if self.step_end_s > limit_s:
-                return False
-            self._process_outputs()
-            return True
-        begin_s = self.begin_s
-        if begin_s == math.inf and self.inbox:  # idle
-            begin_s = self.inbox[0].request.arrival_s
-        if begin_s >= limit_s:
-            return False
-        self._begin(begin_s)
-        return True
 
     def _begin(self, now_s: float) -> None:
         """Start the planned step and plan the one after it; plan first if nothing is planned."""
         self.begin_s = math.inf
-        while self.inbox and self.inbox[0].request.arrival_s <= now_s:
-            self.waiting.append(self.inbox.pop(0))
+        self.waiting += self._arrived(now_s)
         rows = self.planned or self._plan()
         self.planned = []
         if not rows:
             assert not self.started, "a request is started but nothing can be planned"
             assert not self.waiting, "a request waits for an empty engine"
             return
-        duration_s = step_duration(self.times, rows)  # type: ignore[arg-type]
-        self.step, self.step_end_s = rows, now_s + duration_s
-        for row in rows:
-            if math.isnan(row.live.scheduled_s):
-                row.live.scheduled_s = now_s
-        row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
-        self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=row_ids))
+        self._start_step(rows, now_s)
         self.planned = self._plan()
 
     def _process_outputs(self) -> None:
@@ -226,13 +169,8 @@ class Engine:
             if live.finished or not row.samples:  # finished: this was its wasted row
                 continue
             live.in_flight -= 1
-            live.generated += 1
-            self.deliver(live)
-            if live.generated == 1:
-                live.first_token_s = self.step_end_s
-            if live.generated == live.request.output_tokens:
-                live.finished = True
-                live.last_token_s = self.step_end_s
+            live.emit(self.step_end_s)
+            if live.finished:
                 ended.append(live)
         for live in sorted(ended, key=lambda live: live.number):
             if live in self.waiting:  # paused while its last token was in flight
@@ -240,11 +178,7 @@ class Engine:
                 continue
             self.started.remove(live)
             self._release(live, live.known - 1)
-        self.begin_s = self.step_end_s
-        self.step, self.step_end_s = [], math.inf
-
-    def deliver(self, live: Live) -> None:
-        """A token leaves the engine; for those who count them."""
+        self._end_step()
 
     # ---------------------------------------------------------------- plan
 
@@ -304,7 +238,7 @@ class Engine:
         self.started.remove(live)
         self._release(live, live.computed if live.prompt_left > 0 else live.known - 1)
         live.computed = live.target = 0
-        live.num_pauses += 1
+        live.num_preemptions += 1
         self.waiting = sorted([*self.waiting, live], key=lambda live: live.number)
         return live
 
@@ -456,26 +390,3 @@ class Engine:
         samples = live.prompt_left == 0
         live.in_flight += samples
         return Row(live=live, tokens=tokens, start=start, is_prefill=is_prefill, samples=samples)
-
-    # ---------------------------------------------------------------- results
-
-    def result(self) -> Result:
-        """What has happened so far, requests in order of submission."""
-        requests = tuple(
-            RequestResult(
-                id=live.request.id,
-                scheduled_s=live.scheduled_s,
-                first_token_s=live.first_token_s,
-                last_token_s=live.last_token_s,
-                cached_tokens=live.cached_tokens,
-                num_preemptions=live.num_pauses,
-            )
-            for live in self.lives
-        )
-        return Result(
-            requests=requests,
-            steps=tuple(self.steps),
-            num_preemptions=sum(live.num_pauses for live in self.lives),
-            peak_running=self.peak_running,
-            peak_blocks=self.peak_blocks,
-        )

@@ -10,29 +10,14 @@ A preempted request goes back to the front of the waiting list, or to its place 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oracle import plain_engine
 from oracle.blocks_plain import Block, BlockPool, Identity
+from oracle.plain_engine import PlainEngine, Request, Result, Row
 from servewise.types import StepTable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request as the client sends it, with the output length that it will turn out to have.
-
-    ``block_ids`` names its first full blocks (engine block size), of the prompt and perhaps of the output.
-    """
-
-    id: int
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-    max_tokens: int
-    block_ids: tuple[int, ...] = ()
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,45 +36,8 @@ class Params:
     long_prefill_token_threshold: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """A step that ran: ``rows`` are (request id, tokens) in the order in which they were planned."""
-
-    start_s: float
-    duration_s: float
-    rows: tuple[tuple[int, int], ...]
-
-    @property
-    def end_s(self) -> float:
-        """When its outputs were processed [s]."""
-        return self.start_s + self.duration_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestResult:
-    """What happened to one request; ``cached_tokens`` is the prefix hit of its first admission."""
-
-    id: int
-    scheduled_s: float
-    first_token_s: float
-    last_token_s: float
-    cached_tokens: int
-    num_preemptions: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A run: one entry a request in the order given, and every step. Peaks are taken after each plan."""
-
-    requests: tuple[RequestResult, ...]
-    steps: tuple[StepRecord, ...]
-    num_preemptions: int
-    peak_running: int
-    peak_blocks: int
-
-
 @dataclass(slots=True, eq=False)
-class Live:
+class Live(plain_engine.Live):
     """A request inside the engine.
 
     ``generated`` tokens have been processed; ``in_flight`` more are being sampled by a step that is running
@@ -97,19 +45,12 @@ class Live:
     ``prefill_target`` (known tokens at the last admission) are prefill.
     """
 
-    request: Request
-    generated: int = 0
     in_flight: int = 0
     computed: int = 0
     prefill_target: int = 0
     blocks: list[Block] = field(default_factory=list)
     num_hashed: int = 0
-    finished: bool = False
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
     cached_tokens: int = -1
-    num_preemptions: int = 0
 
     @property
     def known(self) -> int:
@@ -127,102 +68,25 @@ class Live:
         return named[index] if index < len(named) else ("own", self.request.id, index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """``tokens`` of one request in one step, after ``start`` computed ones."""
-
-    live: Live
-    tokens: int
-    start: int
-    is_prefill: bool
-    samples: bool
-
-
-def step_duration(times: StepTable, rows: Iterable[Row]) -> float:
-    """Duration of a step [s], by the formula in :class:`StepTable`."""
-    n = context = p = a = q = 0
-    for row in rows:
-        q += row.samples
-        if row.is_prefill:
-            p += row.tokens
-            # Token i of the chunk (from 1) attends to `start` earlier tokens and to i of the chunk.
-            a += row.tokens * row.start + row.tokens * (row.tokens + 1) // 2
-        else:
-            n += 1
-            context += row.start + 1
-    attention = 0.0
-    if n > 0:
-        knot = bisect_right(times.context_knots.tolist(), context / n) - 1
-        attention = float(times.attention_base_s[n, knot]) + float(times.attention_slope_s[n, knot]) * context
-    if p == 0:
-        return float(times.decode_fixed_s[n]) + attention
-    beside_prompts = times.mixed_row_attention_fixed_s * n + times.mixed_row_attention_s_per_token * context
-    return (
-        float(times.mixed_tokens_s[n + p])
-        + max(attention, beside_prompts)
-        + float(times.sample_s[q])
-        + times.prefill_fixed_s
-        + times.prefill_s_per_token * p
-        + times.prefill_s_per_pair * a
-    )
-
-
-class Engine:
-    """One replica. Time passes only in :meth:`run_until`."""
+class Engine(PlainEngine):
+    """One replica."""
 
     def __init__(self, params: Params, times: StepTable) -> None:
-        self.params = params
-        self.times = times
+        super().__init__(params, times)
         self.pool = BlockPool(params.num_kv_blocks, params.enable_prefix_caching)
-        self.lives: list[Live] = []
-        self.inbox: list[Live] = []  # submitted, not yet seen by a plan
         self.waiting: list[Live] = []
         self.running: list[Live] = []
-        self.step: list[Row] = []  # running now
-        self.step_end_s = math.inf
         self.planned: list[Row] = []  # the step after it (async only)
-        self.begin_s = math.inf  # a step ended then; the next has not begun yet
-        self.steps: list[StepRecord] = []
-        self.peak_running = 0
-        self.peak_blocks = 0
 
-    def submit(self, request: Request) -> Live:
-        """Hand over a request, in order of arrival."""
-        live = Live(request)
-        self.lives.append(live)
-        self.inbox.append(live)
-        return live
+    def _new_live(self, request: Request) -> Live:
+        return Live(request)
 
     # ---------------------------------------------------------------- time
-
-    def run_until(self, limit_s: float) -> None:
-        """Process every step that ends at or before ``limit_s`` and every plan made before it.
-
-        A plan made exactly at ``limit_s`` is left open: a request that arrives then still belongs to it.
-        """
-        while self.advance(limit_s):
-            pass
-
-    def advance(self, limit_s: float) -> bool:
-        """Process the next event, a step's end or the begin of one; False when none is due."""
-        if self.step:
-            if self.step_end_s > limit_s:
-                return False
-            self._process_outputs()
-            return True
-        begin_s = self.begin_s
-        if begin_s == math.inf and self.inbox:  # idle
-            begin_s = self.inbox[0].request.arrival_s
-        if begin_s >= limit_s:
-            return False
-        self._begin(begin_s)
-        return True
 
     def _begin(self, now_s: float) -> None:
         """Start the planned step, and plan the one after it (async); plan first if nothing is planned."""
         self.begin_s = math.inf
-        while self.inbox and self.inbox[0].request.arrival_s <= now_s:
-            self.waiting.append(self.inbox.pop(0))
+        self.waiting += self._arrived(now_s)
         self._sort_waiting()
         rows = self.planned or self._plan()
         self.planned = []
@@ -230,13 +94,7 @@ class Engine:
             assert not self.running, "a request is running but nothing can be planned"
             assert not self.waiting, "a request waits for an empty engine"
             return
-        duration_s = step_duration(self.times, rows)
-        self.step, self.step_end_s = rows, now_s + duration_s
-        for row in rows:
-            if math.isnan(row.live.scheduled_s):
-                row.live.scheduled_s = now_s
-        row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
-        self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=row_ids))
+        self._start_step(rows, now_s)
         if self.params.async_scheduling:
             self.planned = self._plan()
 
@@ -250,17 +108,12 @@ class Engine:
                 planned = sum(other.tokens for other in self.planned if other.live is live)
                 self._hash_blocks(live, live.computed - planned)
             live.in_flight -= 1
-            live.generated += 1
-            if live.generated == 1:
-                live.first_token_s = self.step_end_s
-            if live.generated == live.request.output_tokens:
-                live.finished = True
-                live.last_token_s = self.step_end_s
+            live.emit(self.step_end_s)
+            if live.finished:
                 # A request preempted while its last token was in flight is in the waiting list.
                 (self.running if live in self.running else self.waiting).remove(live)
                 self._release_blocks(live)
-        self.begin_s = self.step_end_s
-        self.step, self.step_end_s = [], math.inf
+        self._end_step()
 
     # ---------------------------------------------------------------- plan
 
@@ -408,34 +261,7 @@ class Engine:
         live.blocks = []
         live.num_hashed = 0
 
-    # ---------------------------------------------------------------- results
-
-    def result(self) -> Result:
-        """What has happened so far, requests in order of submission."""
-        requests = tuple(
-            RequestResult(
-                id=live.request.id,
-                scheduled_s=live.scheduled_s,
-                first_token_s=live.first_token_s,
-                last_token_s=live.last_token_s,
-                cached_tokens=live.cached_tokens,
-                num_preemptions=live.num_preemptions,
-            )
-            for live in self.lives
-        )
-        return Result(
-            requests=requests,
-            steps=tuple(self.steps),
-            num_preemptions=sum(live.num_preemptions for live in self.lives),
-            peak_running=self.peak_running,
-            peak_blocks=self.peak_blocks,
-        )
-
 
 def simulate(requests: Iterable[Request], params: Params, times: StepTable) -> Result:
     """Run one replica over requests sorted by arrival until all are done."""
-    engine = Engine(params, times)
-    for request in requests:
-        engine.submit(request)
-    engine.run_until(math.inf)
-    return engine.result()
+    return Engine(params, times).serve(requests)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 
 from oracle.disaggregated_cases import DisaggregatedCase
 from oracle.disaggregated_plain import Group, PoolParams
-from oracle.strategies import Case
-from oracle.vllm_plain import Params, Request
-from servewise.kernel import layout
+from oracle.plain_engine import Request
 from servewise.perf import kv_transfer_bytes_per_token
 from servewise.sim import Outcome, disaggregated, simulate_disaggregated, to_log
 from servewise.types import (
@@ -21,7 +20,6 @@ from servewise.types import (
     KvLink,
     MemoryReport,
     Parallelism,
-    Precision,
     RequestLog,
     Role,
     Router,
@@ -80,15 +78,7 @@ def deployment_of(case: DisaggregatedCase, num_groups: int = 1, router: Router =
         )
         for pool in (case.params.prefill, case.params.decode)
     ]
-    alone = Deployment(
-        model=agree.MODEL,
-        gpu=agree.GPU,
-        engine=case.params.engine,
-        engine_version="1.0",
-        precision=Precision(),
-        parallelism=Parallelism(),
-        params=pools[1].params,
-    )
+    alone = agree.deployment(case.params.engine, "1.0", pools[1].params, num_groups, router)
     block_bytes = kv_transfer_bytes_per_token(alone) * case.params.prefill.block_size_tokens
     link = KvLink(
         kind="network",
@@ -96,48 +86,22 @@ def deployment_of(case: DisaggregatedCase, num_groups: int = 1, router: Router =
         latency_s=case.params.latency_s,
         provenance={},
     )
-    return Deployment(
-        model=alone.model,
-        gpu=alone.gpu,
-        engine=alone.engine,
-        engine_version=alone.engine_version,
-        precision=alone.precision,
-        parallelism=alone.parallelism,
-        params=alone.params,
-        num_replicas=num_groups,
-        router=router,
-        disaggregation=Disaggregation(prefill=pools[0], decode=pools[1], link=link, router=case.params.router),
+    return replace(
+        alone, disaggregation=Disaggregation(prefill=pools[0], decode=pools[1], link=link, router=case.params.router)
     )
-
-
-def _as_vllm(case: DisaggregatedCase, pool: PoolParams) -> Case:
-    """Requests, table and pool where ``agree`` looks for them."""
-    params = Params(
-        max_num_seqs=pool.max_rows,
-        max_num_batched_tokens=pool.max_step_tokens,
-        num_kv_blocks=pool.num_kv_blocks,
-        block_size_tokens=pool.block_size_tokens,
-    )
-    times = case.prefill_times if pool is case.params.prefill else case.decode_times
-    return Case(requests=case.requests, params=params, times=times)
 
 
 def workload_of(case: DisaggregatedCase) -> Workload:
-    return agree.workload_of(_as_vllm(case, case.params.prefill))
+    return agree.workload_of(case, case.params.prefill.block_size_tokens)
 
 
 def models_of(case: DisaggregatedCase) -> dict[Role, StepModel]:
-    return {
-        "prefill": agree.model_of(_as_vllm(case, case.params.prefill)),
-        "decode": agree.model_of(_as_vllm(case, case.params.decode)),
-    }
+    return {"prefill": agree.model(case.prefill_times), "decode": agree.model(case.decode_times)}
 
 
 def memories_of(case: DisaggregatedCase) -> dict[Role, MemoryReport]:
-    return {
-        "prefill": agree.memory_of(_as_vllm(case, case.params.prefill)),
-        "decode": agree.memory_of(_as_vllm(case, case.params.decode)),
-    }
+    pools: dict[Role, PoolParams] = {"prefill": case.params.prefill, "decode": case.params.decode}
+    return {role: agree.memory(pool.num_kv_blocks, pool.block_size_tokens) for role, pool in pools.items()}
 
 
 def run_group(
@@ -176,16 +140,22 @@ def assert_agrees(
     """Compare one case in both implementations; returns the kernel's outcome."""
     plain = run_plain(case, concurrency=concurrency, think_s=think_s)
     kernel = run_group(case, concurrency=concurrency, think_s=think_s, fast_forward=fast_forward)
-    extra = kernel.packed.requests.extra
     lives = plain.lives
     np.testing.assert_allclose(kernel.packed.requests.arrival, [r.request.arrival_s for r in lives], rtol=1e-9)
-    np.testing.assert_allclose(kernel.outputs.first - extra, [r.token_s[0] for r in lives], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(kernel.outputs.last - extra, [r.token_s[-1] for r in lives], rtol=1e-9, atol=1e-12)
-    np.testing.assert_array_equal(kernel.outputs.preemptions, [r.num_preemptions for r in lives])
+    agree.assert_requests(
+        kernel,
+        [r.token_s[0] for r in lives],
+        [r.token_s[-1] for r in lives],
+        [r.num_preemptions for r in lives],
+        atol=1e-12,
+    )
     instances = [*plain.prefills, *plain.decodes]
-    np.testing.assert_array_equal(kernel.counters[:, layout.NUM_STEPS], [i.num_steps for i in instances])
-    np.testing.assert_array_equal(kernel.counters[:, layout.PEAK_BLOCKS], [i.peak_blocks for i in instances])
-    np.testing.assert_array_equal(kernel.counters[:, layout.PEAK_RUNNING], [i.peak_running for i in instances])
+    agree.assert_counted(
+        kernel,
+        [i.num_steps for i in instances],
+        [i.peak_running for i in instances],
+        [i.peak_blocks for i in instances],
+    )
     assert kernel.num_simulated == len(case.requests)
     return kernel
 

@@ -1,32 +1,14 @@
-"""Run one case through the kernel's llama.cpp (as ``sim`` packs it) and through the plain server, and compare."""
+"""llama.cpp's and Ollama's cases as ``sim`` takes them, and the plain server."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-import numpy as np
-
-from oracle import llamacpp_plain, vllm_plain
-from oracle.client_plain import run_closed_loop
 from oracle.llamacpp_cases import SlotCase
-from oracle.router_plain import simulate_fleet
-from oracle.strategies import Case
-from oracle.vllm_plain import Request, RequestResult
+from oracle.llamacpp_plain import Engine
 from servewise.engines import ollama
-from servewise.kernel import layout
-from servewise.sim import Outcome, simulate, simulate_closed_loop
-from servewise.types import (
-    Deployment,
-    LlamacppParams,
-    MemoryReport,
-    OllamaParams,
-    Parallelism,
-    Precision,
-    Router,
-    StepModel,
-    Workload,
-)
+from servewise.types import Deployment, LlamacppParams, MemoryReport, OllamaParams, Router
 from sim import agree
 
 WINDOWED = replace(agree.MODEL, num_sliding_layers=16, sliding_window_tokens=1024)
@@ -60,17 +42,8 @@ def deployment_of(case: SlotCase, num_replicas: int = 1, router: Router = "round
             kv_unified=params.is_unified,
             context_shift=params.context_shift,
         )
-    return Deployment(
-        model=model,
-        gpu=agree.GPU,
-        engine="ollama" if params.is_ollama else "llama.cpp",
-        engine_version=ollama.default_version() if params.is_ollama else "b10488",
-        precision=Precision(),
-        parallelism=Parallelism(),
-        params=knobs,
-        num_replicas=num_replicas,
-        router=router,
-    )
+    engine, version = ("ollama", ollama.default_version()) if params.is_ollama else ("llama.cpp", "b10488")
+    return agree.deployment(engine, version, knobs, num_replicas, router, model=model)
 
 
 def normalized(case: SlotCase) -> SlotCase:
@@ -88,96 +61,21 @@ def _weights_bytes(load_s: float) -> int:
     return round(load_s / ollama.load_s(1 << 40) * (1 << 40))
 
 
-def workload_of(case: SlotCase) -> Workload:
-    return agree.workload_of(_as_vllm(case), case.params.block_size_tokens)
-
-
-def _as_vllm(case: SlotCase) -> Case:
-    """Requests, table and pool where ``agree`` looks for them."""
-    params = vllm_plain.Params(
-        max_num_seqs=case.params.num_slots,
-        max_num_batched_tokens=case.params.n_batch,
-        num_kv_blocks=case.params.cells * (case.params.num_slots if case.params.is_split else 1),
-        block_size_tokens=1,
-    )
-    return Case(requests=case.requests, params=params, times=case.times)
-
-
 def memory_of(case: SlotCase) -> MemoryReport:
     """A report with the case's cells, and weights that load in the case's time."""
-    return replace(agree.memory_of(_as_vllm(case)), weights_bytes=_weights_bytes(case.params.load_s))
+    cells = case.params.cells * (case.params.num_slots if case.params.is_split else 1)
+    return replace(agree.memory(cells, 1), weights_bytes=_weights_bytes(case.params.load_s))
 
 
-def model_of(case: SlotCase) -> StepModel:
-    return agree.model_of(_as_vllm(case))
-
-
-def run_open(case: SlotCase, *, num_replicas: int = 1, router: Router = "round_robin", **asked: object) -> Outcome:
-    """The kernel's view of a case with its own arrivals."""
-    case = normalized(case)
-    deployment = deployment_of(case, num_replicas, router)
-    return simulate(workload_of(case), deployment, model_of(case), memory_of(case), **asked)  # type: ignore[arg-type]
-
-
-def plain_of(case: SlotCase) -> llamacpp_plain.Engine:
-    """The plain server, which has served the case."""
-    case = normalized(case)
-    engine = llamacpp_plain.Engine(case.params, case.times)
-    for request in case.requests:
-        engine.submit(request)
-    engine.run_until(math.inf)
-    return engine
-
-
-def assert_requests(kernel: Outcome, expected: tuple[RequestResult, ...]) -> None:
-    extra = kernel.packed.requests.extra
-    np.testing.assert_allclose(kernel.outputs.first - extra, [r.first_token_s for r in expected], rtol=1e-9)
-    np.testing.assert_allclose(kernel.outputs.last - extra, [r.last_token_s for r in expected], rtol=1e-9)
-    np.testing.assert_array_equal(kernel.outputs.cached, [r.cached_tokens for r in expected])
-    np.testing.assert_array_equal(kernel.outputs.rejected, [math.isnan(r.last_token_s) for r in expected])
-    assert kernel.num_simulated == len(expected)
-
-
-def assert_open_agrees(
-    case: SlotCase, *, num_replicas: int = 1, router: Router = "round_robin", fast_forward: bool = True
-) -> Outcome:
-    """Compare one case with given arrivals in both implementations; returns the kernel's outcome."""
-    case = normalized(case)
-    plain = simulate_fleet(case.requests, case.params, case.times, num_replicas=num_replicas, router=router)
-    kernel = run_open(case, num_replicas=num_replicas, router=router, fast_forward=fast_forward)
-    assert tuple(kernel.replica_of) == plain.replica
-    assert_requests(kernel, plain.requests)
-    steps = [len(run.steps) for run in plain.replicas]
-    np.testing.assert_array_equal(kernel.counters[:, layout.NUM_STEPS], steps)
-    assert kernel.peak_running == max(run.peak_running for run in plain.replicas)
-    assert kernel.peak_kv_blocks == max(run.peak_blocks for run in plain.replicas)
-    return kernel
-
-
-def assert_closed_loop_agrees(
-    case: SlotCase, *, concurrency: int, think_s: float = 0.0, fast_forward: bool = True
-) -> Outcome:
-    """Compare one case, its arrivals left to the client, in both implementations."""
-    case = normalized(case)
-    engine = llamacpp_plain.Engine(case.params, case.times)
-
-    def extra_s(request: Request) -> float:
-        return case.times.request_fixed_s + case.times.request_s_per_input_token * request.input_tokens
-
-    sent = run_closed_loop(engine, case.requests, concurrency=concurrency, think_s=think_s, extra_s=extra_s)
-    kernel = simulate_closed_loop(
-        workload_of(case),
-        deployment_of(case),
-        model_of(case),
-        memory_of(case),
-        concurrency=concurrency,
-        think_s=think_s,
-        fast_forward=fast_forward,
-    )
-    plain = engine.result()
-    np.testing.assert_allclose(kernel.packed.requests.arrival, [r.arrival_s for r in sent], rtol=1e-9)
-    assert_requests(kernel, plain.requests)
-    assert kernel.counters[0, layout.NUM_STEPS] == len(plain.steps)
-    assert kernel.peak_running == plain.peak_running
-    assert kernel.peak_kv_blocks == plain.peak_blocks
-    return kernel
+LLAMACPP = agree.Comparison(
+    deployment_of=deployment_of,
+    engine_of=lambda case: Engine(case.params, case.times),
+    memory_of=memory_of,
+    normalized=normalized,
+)
+workload_of = agree.workload_of
+model_of = agree.model_of
+run_open = LLAMACPP.run_open
+run_plain = LLAMACPP.run_plain
+assert_open_agrees = LLAMACPP.assert_open_agrees
+assert_closed_loop_agrees = LLAMACPP.assert_closed_loop_agrees

@@ -1,16 +1,16 @@
-"""Run one case through the kernel with pipeline stages and through the independent plain pipeline."""
+"""vLLM's cases with pipeline stages, and the plain pipeline."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from oracle.pipeline_plain import Engine
-from oracle.router_plain import simulate_fleet
 from oracle.strategies import Case
-from servewise.sim import Outcome, simulate
+from servewise.sim import Outcome
 from servewise.sim.drivers.pipeline import layers_of_stages
-from servewise.types import Deployment, Parallelism, Router, Workload
-from sim.agree import MODEL, assert_same, deployment_of, memory_of, model_of, normalized, workload_of
+from servewise.types import Deployment, Parallelism, Router
+from sim.agree import MODEL, Comparison, deployment_of, normalized
 
 
 def staged(case: Case, num_stages: int, num_replicas: int = 1, router: Router = "round_robin") -> Deployment:
@@ -19,39 +19,20 @@ def staged(case: Case, num_stages: int, num_replicas: int = 1, router: Router = 
     return replace(deployment_of(case, num_replicas, router), parallelism=parallelism)
 
 
-def run_kernel(
-    case: Case,
-    num_stages: int,
-    *,
-    num_replicas: int = 1,
-    router: Router = "round_robin",
-    workload: Workload | None = None,
-    record_itl: bool = False,
-    num_samples: int = 0,
-) -> Outcome:
-    """The kernel's view of a case."""
-    return simulate(
-        workload or workload_of(case),
-        staged(case, num_stages, num_replicas, router),
-        model_of(case),
-        memory_of(case),
-        record_itl=record_itl,
-        num_samples=num_samples,
-    )
-
-
-def assert_agrees(case: Case, num_stages: int, *, num_replicas: int = 1, router: Router = "round_robin") -> Outcome:
-    """Compare one case in both implementations; return the kernel's outcome."""
-    case = normalized(case)
+def pipeline(num_stages: int) -> Comparison:
+    """Pipelines of so many stages."""
     layers = layers_of_stages(MODEL.num_layers, num_stages)
-    plain = simulate_fleet(
-        case.requests,
-        case.params,
-        case.times,
-        num_replicas=num_replicas,
-        router=router,
-        engine=lambda: Engine(case.params, case.times, layers),
+    return Comparison(
+        deployment_of=lambda case, *fleet: staged(case, num_stages, *fleet),
+        engine_of=lambda case: Engine(case.params, case.times, layers),
     )
-    kernel = run_kernel(case, num_stages, num_replicas=num_replicas, router=router)
-    assert_same(kernel, plain)
-    return kernel
+
+
+def run_kernel(case: Case, num_stages: int, **asked: Any) -> Outcome:
+    """The kernel's view of a case."""
+    return pipeline(num_stages).run_open(case, **asked)
+
+
+def assert_agrees(case: Case, num_stages: int, **asked: Any) -> Outcome:
+    """Compare one case in both implementations; return the kernel's outcome."""
+    return pipeline(num_stages).assert_open_agrees(normalized(case), **asked)

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -17,23 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oracle.baseline_cases import BaselineCase, baseline_cases, seeded_baseline_case, table_size
-from oracle.baselines_plain import Engine, Live, Params
+from oracle.baselines_plain import Params
 from oracle.strategies import req, unit_table
-from servewise import metrics
-from servewise.errors import InputError
 from servewise.kernel import layout
-from servewise.sim import Outcome, simulate, simulate_closed_loop, to_log
-from servewise.types import Promise, RequestStatus, Router
+from servewise.sim import to_log
+from servewise.types import RequestStatus, Router
+from sim import properties
 from sim.baselines_agree import (
+    BASELINES,
     assert_closed_loop_agrees,
     assert_open_agrees,
     deployment_of,
-    memory_of,
-    model_of,
     run_open,
     workload_of,
 )
-from sim.test_recording import expanded
 
 some = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
@@ -96,43 +88,20 @@ def test_closed_loops_on_any_case(case: BaselineCase, concurrency: int, think_s:
     assert_closed_loop_agrees(case, concurrency=concurrency, think_s=think_s, fast_forward=windows)
 
 
-class TokenClock(Engine):
-    """The plain engine, writing down when each token is delivered."""
-
-    def __init__(self, case: BaselineCase) -> None:
-        super().__init__(case.params, case.times)
-        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
-        for request in case.requests:
-            self.submit(request)
-        self.run_until(np.inf)
-
-    def deliver(self, live: Live) -> None:
-        self.token_s[live.request.id].append(self.step_end_s)
-
-
 @some
 @given(case=baseline_cases(), fast_forward=st.booleans())
 def test_gaps_between_tokens(case: BaselineCase, fast_forward: bool) -> None:
-    expected = np.sort(np.concatenate([np.diff(times) for times in TokenClock(case).token_s.values()]))
-    outcome = run_open(case, record_itl=True, fast_forward=fast_forward)
-    itl = to_log(workload_of(case), outcome).itl
-    assert itl is not None
-    assert len(expected) == sum(r.output_tokens - 1 for r in case.requests)
-    np.testing.assert_allclose(np.sort(expanded(itl)), expected, rtol=1e-9, atol=1e-12)
+    properties.assert_gaps_are_those_of_the_tokens(BASELINES, case, fast_forward)
 
 
 @some
 @given(case=baseline_cases(), router=st.sampled_from(ROUTERS))
 def test_samples_count_the_requests_in_the_engine(case: BaselineCase, router: Router) -> None:
-    times = dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
-    outcome = run_open(dataclasses.replace(case, times=times), router=router, num_samples=50)
-    samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
-    assert len(samples) > 0
-    arrival, last = outcome.packed.requests.arrival, outcome.outputs.last
+    case = dataclasses.replace(case, times=properties.without_constants(case.times))
+    outcome = run_open(case, router=router, num_samples=50)
+    properties.assert_samples_count_the_requests(outcome)
     slot = deployment_of(case).params.blocks_of_slot  # type: ignore[union-attr]
-    for time_s, running, waiting, used in samples:
-        assert running + waiting == (arrival <= time_s).sum() - (last <= time_s).sum()
-        assert 0 <= used <= case.params.num_kv_blocks
+    for _, running, _, used in properties.samples_of(outcome):
         assert (used > 0) == (running > 0)
         if case.params.engine == "orca":
             assert used == running * slot
@@ -144,17 +113,7 @@ def test_samples_count_the_requests_in_the_engine(case: BaselineCase, router: Ro
 @some
 @given(case=baseline_cases(), num_replicas=st.integers(1, 3), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: BaselineCase, num_replicas: int, share: float) -> None:
-    log = to_log(workload_of(case), run_open(case))
-    ttft_s = np.sort(metrics.ttft_s(log))
-    promise = Promise(ttft_s=float(ttft_s[int(share * (len(ttft_s) - 1))]))
-    fleet = {"num_replicas": num_replicas, "router": "least_requests", "promise": promise}
-    whole = run_open(case, **fleet)  # type: ignore[arg-type]
-    num_bad = len(case.requests) - metrics.count_good(to_log(workload_of(case), whole), promise)
-    assert whole.num_bad == num_bad
-    assert not whole.broken
-    for max_bad in {0, num_bad - 1, num_bad} - {-1}:
-        stopped = run_open(case, max_bad=max_bad, **fleet)  # type: ignore[arg-type]
-        assert stopped.broken == (num_bad > max_bad)
+    properties.assert_stops_exactly_when_too_many_are_bad(BASELINES, case, num_replicas, share)
 
 
 # ------------------------------------------------------------------ size
@@ -175,14 +134,7 @@ def served(engine: Literal["static", "orca", "sarathi"]) -> BaselineCase:
         max_wait_s=0.5 if engine == "static" else 0.0,
     )
     rows, tokens = table_size(params)
-    times = dataclasses.replace(
-        unit_table(rows, tokens),
-        context_knots=np.array([0.0, 256.0, 600.0]),
-        attention_base_s=np.outer(np.arange(rows + 1) > 0, [0.0, 1e-4, 2e-4]),
-        attention_slope_s=np.outer(np.arange(rows + 1) > 0, [1e-8, 1.1e-8, 1.2e-8]),
-        decode_fixed_s=0.01 + 1e-5 * np.arange(rows + 1),
-        mixed_tokens_s=0.01 + 1e-5 * np.arange(tokens + 1),
-    )
+    times = properties.curved_table(rows, tokens, knots=(0.0, 256.0, 600.0))
     return BaselineCase(requests=requests, params=params, times=times)
 
 
@@ -190,54 +142,18 @@ def served(engine: Literal["static", "orca", "sarathi"]) -> BaselineCase:
 @pytest.mark.parametrize("closed", [True, False], ids=["closed loop", "open loop"])
 def test_windows_change_nothing(engine: Literal["static", "orca", "sarathi"], closed: bool) -> None:
     case = served(engine)
-
-    def run(fast_forward: bool) -> Outcome:
-        arguments = workload_of(case), deployment_of(case), model_of(case), memory_of(case)
-        if closed:
-            return simulate_closed_loop(*arguments, concurrency=32, fast_forward=fast_forward)
-        return simulate(*arguments, fast_forward=fast_forward)
-
-    fast, slow = run(True), run(False)
-    np.testing.assert_allclose(fast.outputs.first, slow.outputs.first, rtol=1e-9)
-    np.testing.assert_allclose(fast.outputs.last, slow.outputs.last, rtol=1e-9)
-    np.testing.assert_allclose(fast.packed.requests.arrival, slow.packed.requests.arrival, rtol=1e-9)
-    same = np.ones(layout.NUM_INTS, bool)
-    same[layout.NUM_WINDOWS] = False
-    np.testing.assert_array_equal(fast.counters[:, same], slow.counters[:, same])
-    np.testing.assert_allclose(fast.times, slow.times, rtol=1e-9)
-    assert fast.counters[0, layout.NUM_WINDOWS] < 0.5 * fast.counters[0, layout.NUM_STEPS]
-    assert slow.counters[0, layout.NUM_WINDOWS] == slow.counters[0, layout.NUM_STEPS]
+    properties.assert_windows_change_nothing(BASELINES, case, concurrency=32 if closed else 0, most=0.5)
 
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
-    for seed in range(8):
-        case = seeded_baseline_case(seed, 30)
-        closed = simulate_closed_loop(
-            workload_of(case), deployment_of(case), model_of(case), memory_of(case), concurrency=5
-        )
-        for outcome in (run_open(case, num_replicas=2, router="least_requests", record_itl=True), closed):
-            for array in (*outcome.outputs, outcome.counters, outcome.times, outcome.packed.requests.arrival):
-                digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    cases = [seeded_baseline_case(seed, 30) for seed in range(8)]
+    return properties.digest_of(properties.open_and_closed(BASELINES, cases))
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
     assert {seeded_baseline_case(seed, 30).params.engine for seed in range(8)} == set(ENGINES)
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_baselines import fingerprint; print(fingerprint())"],
-        env={
-            **os.environ,
-            "NUMBA_DISABLE_JIT": "1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ order, memory, refusals
@@ -281,7 +197,4 @@ def test_settings_that_cannot_be_simulated(
         chunk_size=8 if engine == "sarathi" else 0,
     )
     case = BaselineCase(requests=(req(A, 0.0, 4, 1),), params=params, times=unit_table(4, 64))
-    deployment = deployment_of(case)
-    knobs = dataclasses.replace(deployment.params, **changes)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=message):
-        simulate(workload_of(case), dataclasses.replace(deployment, params=knobs), model_of(case), memory_of(case))
+    properties.assert_refused(BASELINES, case, changes, message)

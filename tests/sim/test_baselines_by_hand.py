@@ -12,8 +12,8 @@ import numpy as np
 
 from oracle.baseline_cases import BaselineCase, table_size
 from oracle.baselines_plain import Engine, Params
+from oracle.plain_engine import Request
 from oracle.strategies import req, unit_table
-from oracle.vllm_plain import Request
 from servewise.types import StepTable
 from sim.baselines_agree import run_open
 

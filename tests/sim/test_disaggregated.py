@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,11 +19,11 @@ from oracle.disaggregated_cases import (
 )
 from oracle.disaggregated_plain import Group, Live
 from oracle.strategies import req, unit_table
-from servewise import metrics
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.sim import simulate, simulate_closed_loop, simulate_disaggregated
-from servewise.types import KvLink, LlamacppParams, Parallelism, Promise, Router
+from servewise.types import KvLink, LlamacppParams, Parallelism, Router
+from sim import properties
 from sim.disaggregated_agree import (
     assert_agrees,
     deployment_of,
@@ -39,7 +34,6 @@ from sim.disaggregated_agree import (
     to_log_of,
     workload_of,
 )
-from sim.test_recording import expanded
 
 some = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
@@ -218,42 +212,23 @@ def test_gaps_on_longer_runs() -> None:
 
 
 def assert_gaps(case: DisaggregatedCase, fast_forward: bool) -> None:
-    gaps = [np.diff(live.token_s) for live in run_plain(case).lives]
     outcome = run_group(case, record_itl=True, fast_forward=fast_forward)
-    itl = to_log_of(case, outcome).itl
-    assert itl is not None
-    np.testing.assert_allclose(np.sort(expanded(itl)), np.sort(np.concatenate(gaps)), rtol=1e-9, atol=1e-12)
+    properties.assert_gaps(to_log_of(case, outcome), [live.token_s for live in run_plain(case).lives])
 
 
 @some
 @given(case=disaggregated_cases())
 def test_samples_count_the_requests_in_the_group(case: DisaggregatedCase) -> None:
-    free = {"request_fixed_s": 0.0, "request_s_per_input_token": 0.0}
-    case = dataclasses.replace(case, prefill_times=dataclasses.replace(case.prefill_times, **free))
-    outcome = run_group(case, num_samples=50)
-    samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
-    assert len(samples) > 0
-    arrival, last = outcome.packed.requests.arrival, outcome.outputs.last
-    for time_s, running, waiting, used in samples:
-        assert running + waiting == (arrival <= time_s).sum() - (last <= time_s).sum()
-        assert running >= 0
-        assert waiting >= 0
-        assert 0 <= used <= outcome.num_kv_blocks
+    case = dataclasses.replace(case, prefill_times=properties.without_constants(case.prefill_times))
+    properties.assert_samples_count_the_requests(run_group(case, num_samples=50))
 
 
 @some
 @given(case=disaggregated_cases(), num_groups=st.integers(1, 2), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: DisaggregatedCase, num_groups: int, share: float) -> None:
-    ttft_s = np.sort(metrics.ttft_s(to_log_of(case, run_group(case))))
-    promise = Promise(ttft_s=float(ttft_s[int(share * (len(ttft_s) - 1))]))
-    fleet = {"num_groups": num_groups, "router": "least_requests", "promise": promise}
-    whole = run_group(case, **fleet)  # type: ignore[arg-type]
-    num_bad = len(case.requests) - metrics.count_good(to_log_of(case, whole), promise)
-    assert whole.num_bad == num_bad
-    assert not whole.broken
-    for max_bad in {0, num_bad - 1, num_bad} - {-1}:
-        stopped = run_group(case, max_bad=max_bad, **fleet)  # type: ignore[arg-type]
-        assert stopped.broken == (num_bad > max_bad)
+    properties.assert_ends_early(
+        lambda **asked: run_group(case, **asked), lambda outcome: to_log_of(case, outcome), share, num_groups=num_groups
+    )
 
 
 # ------------------------------------------------------------------ size
@@ -283,14 +258,7 @@ def served(engine: str) -> DisaggregatedCase:
         reserved=512,
         router="least_requests",
     )
-    times = dataclasses.replace(
-        unit_table(64, 2048),
-        context_knots=np.array([0.0, 512.0, 1300.0]),
-        attention_base_s=np.outer(np.arange(65) > 0, [0.0, 1e-4, 2e-4]),
-        attention_slope_s=np.outer(np.arange(65) > 0, [1e-8, 1.1e-8, 1.2e-8]),
-        decode_fixed_s=0.01 + 1e-5 * np.arange(65),
-        mixed_tokens_s=0.01 + 5e-5 * np.arange(2049),
-    )
+    times = dataclasses.replace(properties.curved_table(64, 2048), mixed_tokens_s=0.01 + 5e-5 * np.arange(2049))
     return DisaggregatedCase(requests=requests, params=params, prefill_times=times, decode_times=times)
 
 
@@ -300,45 +268,23 @@ def test_windows_change_nothing(engine: str, concurrency: int) -> None:
     case = served(engine)
     fast = run_group(case, concurrency=concurrency)
     slow = run_group(case, concurrency=concurrency, fast_forward=False)
-    np.testing.assert_allclose(fast.outputs.first, slow.outputs.first, rtol=1e-9)
-    np.testing.assert_allclose(fast.outputs.last, slow.outputs.last, rtol=1e-9)
-    np.testing.assert_array_equal(fast.outputs.preemptions, slow.outputs.preemptions)
-    same = np.ones(layout.NUM_INTS, bool)
-    same[[layout.NUM_WINDOWS, layout.KNOT]] = False
-    np.testing.assert_array_equal(fast.counters[:, same], slow.counters[:, same])
-    np.testing.assert_allclose(fast.times, slow.times, rtol=1e-9)
+    properties.assert_same_runs(fast, slow, apart=(layout.KNOT,))
     assert fast.counters[3:, layout.NUM_WINDOWS].sum() < 0.7 * fast.counters[3:, layout.NUM_STEPS].sum()
-    assert (slow.counters[:, layout.NUM_WINDOWS] == slow.counters[:, layout.NUM_STEPS]).all()
     assert fast.memory_bound or fast.slots_bound
 
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
+    outcomes = []
     for seed in range(12):
         case = seeded_disaggregated_case(seed, 30)
-        runs = (run_group(case, num_groups=2, router="least_requests", record_itl=True), run_group(case, concurrency=5))
-        for outcome in runs:
-            for array in (*outcome.outputs, outcome.counters, outcome.times, outcome.packed.requests.arrival):
-                digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+        outcomes.append(run_group(case, num_groups=2, router="least_requests", record_itl=True))
+        outcomes.append(run_group(case, concurrency=5))
+    return properties.digest_of(outcomes)
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_disaggregated import fingerprint; print(fingerprint())"],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys_path())},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
-
-
-def sys_path() -> list[str]:
-    """Where the tests' own folders and the package are."""
-    return [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ refusals

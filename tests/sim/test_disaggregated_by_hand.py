@@ -12,8 +12,8 @@ import pytest
 
 from oracle.disaggregated_cases import DisaggregatedCase, group_params
 from oracle.disaggregated_plain import GroupParams
+from oracle.plain_engine import Request
 from oracle.strategies import req, unit_table
-from oracle.vllm_plain import Request
 from servewise.types import RequestStatus
 from sim.disaggregated_agree import run_group, run_plain, to_log_of, workload_of
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,25 +11,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oracle.llamacpp_cases import SlotCase, seeded_slot_case, server, slot_cases
-from oracle.llamacpp_plain import Engine, Live
 from oracle.strategies import req, unit_table
-from servewise import metrics
 from servewise.engines import ollama
 from servewise.errors import InputError
 from servewise.kernel import layout
-from servewise.sim import Outcome, simulate, simulate_closed_loop, to_log
-from servewise.types import OllamaParams, Promise, RequestStatus, Router
+from servewise.sim import to_log
+from servewise.types import OllamaParams, RequestStatus, Router
+from sim import properties
 from sim.llamacpp_agree import (
+    LLAMACPP,
     assert_closed_loop_agrees,
     assert_open_agrees,
     deployment_of,
-    memory_of,
-    model_of,
     normalized,
     run_open,
     workload_of,
 )
-from sim.test_recording import expanded
 
 some = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
@@ -105,62 +97,28 @@ def test_a_closed_loop_on_any_case(case: SlotCase, concurrency: int, think_s: fl
     assert_closed_loop_agrees(case, concurrency=concurrency, think_s=think_s, fast_forward=windows)
 
 
-class TokenClock(Engine):
-    """The plain server, writing down when each token is delivered."""
-
-    def __init__(self, case: SlotCase) -> None:
-        super().__init__(case.params, case.times)
-        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
-        for request in case.requests:
-            self.submit(request)
-        self.run_until(np.inf)
-
-    def deliver(self, live: Live, now_s: float) -> None:
-        self.token_s[live.request.id].append(now_s)
-
-
 @some
 @given(case=slot_cases(), fast_forward=st.booleans())
 def test_gaps_between_tokens(case: SlotCase, fast_forward: bool) -> None:
-    case = normalized(case)
-    gaps = [np.diff(times) for times in TokenClock(case).token_s.values()]
-    itl = to_log(workload_of(case), run_open(case, record_itl=True, fast_forward=fast_forward)).itl
-    assert itl is not None
-    np.testing.assert_allclose(np.sort(expanded(itl)), np.sort(np.concatenate(gaps)), rtol=1e-9, atol=1e-12)
+    properties.assert_gaps_are_those_of_the_tokens(LLAMACPP, case, fast_forward)
 
 
 @some
 @given(case=slot_cases())
 def test_samples_count_the_requests_in_the_server(case: SlotCase) -> None:
-    case = dataclasses.replace(
-        case, times=dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
-    )
+    case = dataclasses.replace(case, times=properties.without_constants(case.times))
     outcome = run_open(case, num_samples=50)
-    samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
-    assert len(samples) > 0
-    arrival, last = outcome.packed.requests.arrival, outcome.outputs.last
-    whole = not outcome.outputs.rejected.any()  # when a request that failed left is not kept
-    for time_s, running, waiting, used in samples:
-        if whole:
-            assert running + waiting == (arrival <= time_s).sum() - (last <= time_s).sum()
-        assert 0 < used <= outcome.num_kv_blocks
+    if not outcome.outputs.rejected.any():  # when a request that failed left is not kept
+        properties.assert_samples_count_the_requests(outcome)
+    for _, running, _, used in properties.samples_of(outcome):
+        assert used > 0
         assert 0 < running <= case.params.num_slots
 
 
 @some
 @given(case=slot_cases(), num_replicas=st.integers(1, 3), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: SlotCase, num_replicas: int, share: float) -> None:
-    log = to_log(workload_of(case), run_open(case))
-    ttft_s = np.sort(metrics.ttft_s(log))
-    promise = Promise(ttft_s=float(np.nan_to_num(ttft_s[int(share * (len(ttft_s) - 1))], nan=1.0)))
-    fleet = {"num_replicas": num_replicas, "router": "least_requests", "promise": promise}
-    whole = run_open(case, **fleet)  # type: ignore[arg-type]
-    num_bad = len(case.requests) - metrics.count_good(to_log(workload_of(case), whole), promise)
-    assert whole.num_bad == num_bad
-    assert not whole.broken
-    for max_bad in {0, num_bad - 1, num_bad} - {-1}:
-        stopped = run_open(case, max_bad=max_bad, **fleet)  # type: ignore[arg-type]
-        assert stopped.broken == (num_bad > max_bad)
+    properties.assert_stops_exactly_when_too_many_are_bad(LLAMACPP, case, num_replicas, share)
 
 
 # ------------------------------------------------------------------ size
@@ -176,14 +134,7 @@ def served(*, unified: bool) -> SlotCase:
     params = dataclasses.replace(server(8, unified=unified, batch=2048, ubatch=512, context=2304))
     if unified:
         params = dataclasses.replace(params, cells=8 * 2304)
-    times = dataclasses.replace(
-        unit_table(8, 512),
-        context_knots=np.array([0.0, 512.0, 1300.0]),
-        attention_base_s=np.outer(np.arange(9) > 0, [0.0, 1e-4, 2e-4]),
-        attention_slope_s=np.outer(np.arange(9) > 0, [1e-8, 1.1e-8, 1.2e-8]),
-        decode_fixed_s=0.01 + 1e-5 * np.arange(9),
-        mixed_tokens_s=0.01 + 1e-5 * np.arange(513),
-    )
+    times = properties.curved_table(8, 512)
     return SlotCase(requests=requests, params=params, times=times)
 
 
@@ -191,53 +142,17 @@ def served(*, unified: bool) -> SlotCase:
 @pytest.mark.parametrize("closed", [True, False], ids=["closed loop", "burst"])
 def test_windows_change_nothing(unified: bool, closed: bool) -> None:
     case = served(unified=unified)
-
-    def run(fast_forward: bool) -> Outcome:
-        arguments = workload_of(case), deployment_of(case), model_of(case), memory_of(case)
-        if closed:
-            return simulate_closed_loop(*arguments, concurrency=8, fast_forward=fast_forward)
-        return simulate(*arguments, fast_forward=fast_forward)
-
-    fast, slow = run(True), run(False)
-    np.testing.assert_allclose(fast.outputs.first, slow.outputs.first, rtol=1e-9)
-    np.testing.assert_allclose(fast.outputs.last, slow.outputs.last, rtol=1e-9)
-    np.testing.assert_allclose(fast.packed.requests.arrival, slow.packed.requests.arrival, rtol=1e-9)
-    same = np.ones(layout.NUM_INTS, bool)
-    same[layout.NUM_WINDOWS] = False
-    np.testing.assert_array_equal(fast.counters[:, same], slow.counters[:, same])
-    np.testing.assert_allclose(fast.times, slow.times, rtol=1e-9)
-    assert fast.counters[0, layout.NUM_WINDOWS] < 0.1 * fast.counters[0, layout.NUM_STEPS]
-    assert slow.counters[0, layout.NUM_WINDOWS] == slow.counters[0, layout.NUM_STEPS]
+    properties.assert_windows_change_nothing(LLAMACPP, case, concurrency=8 if closed else 0, most=0.1)
 
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
-    for seed in range(12):
-        case = normalized(seeded_slot_case(seed, 30))
-        closed = simulate_closed_loop(
-            workload_of(case), deployment_of(case), model_of(case), memory_of(case), concurrency=5
-        )
-        for outcome in (run_open(case, num_replicas=2, router="least_requests", record_itl=True), closed):
-            for array in (*outcome.outputs, outcome.counters, outcome.times, outcome.packed.requests.arrival):
-                digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    cases = [seeded_slot_case(seed, 30) for seed in range(12)]
+    return properties.digest_of(properties.open_and_closed(LLAMACPP, cases))
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_llamacpp import fingerprint; print(fingerprint())"],
-        env={
-            **os.environ,
-            "NUMBA_DISABLE_JIT": "1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ what is accepted

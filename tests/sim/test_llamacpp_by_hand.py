@@ -13,12 +13,12 @@ import numpy as np
 
 from oracle.llamacpp_cases import SlotCase, server
 from oracle.llamacpp_plain import Engine, Params
+from oracle.plain_engine import Request
 from oracle.strategies import req, unit_table
-from oracle.vllm_plain import Request
 from servewise.kernel import layout
 from servewise.sim import Outcome
 from servewise.types import StepTable
-from sim.llamacpp_agree import plain_of, run_open
+from sim.llamacpp_agree import run_open, run_plain
 
 A, B, C, D = range(4)
 Times = list[tuple[float, float]]
@@ -27,7 +27,7 @@ Times = list[tuple[float, float]]
 def by_hand(params: Params, *requests: Request, times: StepTable | None = None) -> tuple[Engine, Times, Outcome]:
     """The plain server that has served them, first and last tokens, and what the kernel says, which agrees."""
     case = SlotCase(requests=requests, params=params, times=times or unit_table(8, 512))
-    engine = plain_of(case)
+    engine = run_plain(case)
     expected = [(r.first_token_s, r.last_token_s) for r in engine.result().requests]
     for fast_forward in (True, False):
         kernel = run_open(case, fast_forward=fast_forward)
@@ -178,14 +178,14 @@ def test_ollama_loads_a_model_that_was_idle_for_too_long() -> None:
     params = dataclasses.replace(server(1), is_ollama=True, keep_alive_s=300.0, load_s=2.0)
     requests = req(A, 0.0, 1, 1), req(B, 301.0, 1, 1), req(C, 603.0, 1, 1), req(D, 604.0, 1, 1)
     case = SlotCase(requests=requests, params=params, times=unit_table(8, 512))
-    engine = plain_of(case)
+    engine = run_plain(case)
     assert engine.num_loads == 1
     np.testing.assert_allclose([r.first_token_s for r in engine.result().requests], [1.0, 302.0, 606.0, 607.0])
     np.testing.assert_allclose(run_open(case).outputs.first, [1.0, 302.0, 606.0, 607.0])
     # Not loaded at first: A at t=3. B finds a model idle for 298 s.
     cold = dataclasses.replace(case, params=dataclasses.replace(params, starts_loaded=False))
     np.testing.assert_allclose(run_open(cold).outputs.first, [3.0, 302.0, 606.0, 607.0])
-    assert plain_of(cold).num_loads == 2
+    assert run_plain(cold).num_loads == 2
 
 
 def test_attention_covers_whole_multiples_of_256_cells() -> None:

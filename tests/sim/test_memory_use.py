@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from oracle.baseline_cases import BaselineCase, baseline_cases, seeded_baseline_case, table_size
-from oracle.baselines_plain import Engine, Live, Params
+from oracle.baselines_plain import Engine, Params
+from oracle.plain_engine import Request
 from oracle.sglang_cases import SglangCase, small
 from oracle.strategies import Case, params, req, unit_table
 from oracle.trtllm_cases import TrtllmCase, trtllm
-from oracle.vllm_plain import Request
 from servewise.errors import InputError
 from servewise.sim.memory_use import Held, integrals, memory_use, peaks
 from servewise.types import LlamacppParams, MemoryUse
@@ -150,23 +150,13 @@ def test_an_engine_whose_rule_is_not_described_is_refused() -> None:
 
 
 class Clock(Engine):
-    """The plain engine with the times of all tokens."""
-
-    def __init__(self, case: BaselineCase) -> None:
-        super().__init__(case.params, case.times)
-        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
-        for request in case.requests:
-            self.submit(request)
-        self.run_until(np.inf)
-
-    def deliver(self, live: Live) -> None:
-        self.token_s[live.request.id].append(self.step_end_s)
+    """The plain engine, which adds up from token to token."""
 
     def sums(self) -> tuple[float, float]:
         """Tokens set aside and used, gap by gap between tokens [token s]."""
         size, reserved, used = self.params.block_size_tokens, 0.0, 0.0
         for live in self.lives:
-            times, prompt = self.token_s[live.request.id], live.request.input_tokens
+            times, prompt = live.token_s, live.request.input_tokens
             for j, gap_s in enumerate(np.diff(times), start=1):
                 used += gap_s * (prompt + j)
                 if self.params.engine == "sarathi":
@@ -174,7 +164,7 @@ class Clock(Engine):
             if self.params.engine != "sarathi":
                 until_s = times[-1]
                 if self.params.engine == "static":
-                    until_s = max(other[-1] for other in self.token_s.values() if other[0] == times[0])
+                    until_s = max(other.token_s[-1] for other in self.lives if other.token_s[0] == times[0])
                 reserved += (until_s - times[0]) * self.blocks_of_slot * size
         return reserved, used
 
@@ -192,8 +182,8 @@ def use_of_case(case: BaselineCase) -> MemoryUse:
 @given(case=baseline_cases())
 def test_with_equal_steps_the_integrals_are_exact(case: BaselineCase) -> None:
     case = replace(case, times=unit_table(*table_size(case.params)))
-    plain = Clock(case)
-    if plain.result().num_preemptions:
+    plain = Clock(case.params, case.times)
+    if plain.serve(case.requests).num_preemptions:
         return  # its tokens do not come evenly
     found = use_of_case(case)
     assert (found.reserved_token_s, found.used_token_s) == pytest.approx(plain.sums())
@@ -202,8 +192,8 @@ def test_with_equal_steps_the_integrals_are_exact(case: BaselineCase) -> None:
 def test_with_unequal_steps_the_integrals_are_close() -> None:
     for seed in range(60):
         case = seeded_baseline_case(seed)
-        plain = Clock(case)
-        if plain.result().num_preemptions:
+        plain = Clock(case.params, case.times)
+        if plain.serve(case.requests).num_preemptions:
             continue
         found = use_of_case(case)
         assert (found.reserved_token_s, found.used_token_s) == pytest.approx(plain.sums(), rel=0.03)

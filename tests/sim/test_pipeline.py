@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,18 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oracle import pipeline_plain, vllm_plain
-from oracle.client_plain import run_closed_loop
 from oracle.strategies import PROFILES, Case, Profile, cases, params, req, seeded_case, unit_table
 from servewise.engines import sglang, trtllm
 from servewise.errors import InputError
 from servewise.kernel import layout
-from servewise.sim import simulate, simulate_closed_loop, to_log
+from servewise.sim import simulate, to_log
 from servewise.sim.drivers.pipeline import layers_of_stages
 from servewise.types import Parallelism, Router
+from sim import properties
 from sim.agree import GPU, MODEL, memory_of, model_of, normalized, workload_of
-from sim.pipeline_agree import assert_agrees, run_kernel, staged
+from sim.pipeline_agree import assert_agrees, pipeline, run_kernel, staged
+from sim.properties import expanded
 from sim.test_kernel_agrees import with_ties
-from sim.test_recording import expanded
 
 some = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 
@@ -80,54 +75,23 @@ def test_ties(profile: Profile) -> None:
 @some
 @given(case=cases(), num_stages=NUM_STAGES, concurrency=st.integers(1, 14), think_s=st.sampled_from([0.0, 0.02]))
 def test_a_client_in_a_closed_loop(case: Case, num_stages: int, concurrency: int, think_s: float) -> None:
-    case = normalized(case)
-    outcome = simulate_closed_loop(
-        workload_of(case),
-        staged(case, num_stages),
-        model_of(case),
-        memory_of(case),
-        concurrency=concurrency,
-        think_s=think_s,
-    )
-    extra = outcome.packed.requests.extra
-    engine = pipeline_plain.Engine(case.params, case.times, layers_of_stages(MODEL.num_layers, num_stages))
-    sent = run_closed_loop(
-        engine,
-        case.requests,
-        concurrency=concurrency,
-        think_s=think_s,
-        extra_s=lambda request: float(extra[request.id]),
-    )
-    np.testing.assert_allclose(outcome.packed.requests.arrival, [r.arrival_s for r in sent], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(outcome.outputs.last - extra, [live.last_token_s for live in engine.lives], rtol=1e-9)
+    compared = pipeline(num_stages)
+    compared.assert_closed_loop_agrees(normalized(case), concurrency=concurrency, think_s=think_s)
 
 
 def fingerprint() -> str:
-    """Everything that some runs write."""
-    digest = hashlib.sha256()
-    for profile in PROFILES:
-        for seed in range(3):
-            outcome = run_kernel(
-                normalized(seeded_case(seed, profile)), 2 + seed, num_replicas=2, router=ROUTERS[seed], record_itl=True
-            )
-            for values in (outcome.outputs.first, outcome.outputs.last, outcome.counters, outcome.times):
-                digest.update(values.tobytes())
-            for replica, counts in enumerate(outcome.recorder.counts):
-                digest.update(outcome.recorder.gaps[replica, : counts[0]].tobytes())
-    return digest.hexdigest()
+    """Digest of every output bit of some runs."""
+    return properties.digest_of(
+        run_kernel(
+            normalized(seeded_case(seed, profile)), 2 + seed, num_replicas=2, router=ROUTERS[seed], record_itl=True
+        )
+        for profile in PROFILES
+        for seed in range(3)
+    )
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    tests = Path(__file__).resolve().parents[1]
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_pipeline import fingerprint; print(fingerprint())"],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ laws

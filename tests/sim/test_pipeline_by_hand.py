@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from oracle.plain_engine import Request
 from oracle.strategies import Case, params, req, unit_table
-from oracle.vllm_plain import Params, Request
+from oracle.vllm_plain import Params
 from servewise.sim import Outcome
 from sim.pipeline_agree import assert_agrees
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -14,24 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oracle.client_plain import run_closed_loop
 from oracle.strategies import PROFILES, Case, Profile, option_case, option_cases
-from oracle.vllm_plain import Engine
 from servewise.kernel import layout
-from servewise.sim import simulate_closed_loop
 from servewise.types import Router
+from sim import properties
 from sim.agree import (
+    VLLM,
     assert_agrees,
-    deployment_of,
-    memory_of,
-    model_of,
+    assert_closed_loop_agrees,
     normalized,
     run_kernel,
     workload_of,
 )
 from sim.test_kernel_agrees import with_ties, without_names
 from sim.test_ranks import assert_agrees as ranks_agree
-from sim.test_recording import assert_gaps_are_those_of_the_tokens, engine_times
+from sim.test_recording import engine_times
 
 some = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 few = settings(some, max_examples=60)
@@ -104,30 +97,13 @@ def test_without_prefix_data_on_any_case(case: Case) -> None:
 @few
 @given(case=option_cases(), concurrency=st.integers(1, 8))
 def test_closed_loop_on_any_case(case: Case, concurrency: int) -> None:
-    case = normalized(case)
-    table = case.times
-    engine = Engine(case.params, table)
-    sent = run_closed_loop(
-        engine,
-        case.requests,
-        concurrency=concurrency,
-        think_s=0.0,
-        extra_s=lambda r: table.request_fixed_s + table.request_s_per_input_token * r.input_tokens,
-    )
-    kernel = simulate_closed_loop(
-        workload_of(case), deployment_of(case), model_of(case), memory_of(case), concurrency=concurrency
-    )
-    expected = engine.result().requests
-    np.testing.assert_allclose(kernel.packed.requests.arrival, [r.arrival_s for r in sent], rtol=1e-9)
-    extra = kernel.packed.requests.extra
-    np.testing.assert_allclose(kernel.outputs.last - extra, [r.last_token_s for r in expected], rtol=1e-9)
-    np.testing.assert_array_equal(kernel.outputs.preemptions, [r.num_preemptions for r in expected])
+    assert_closed_loop_agrees(case, concurrency=concurrency)
 
 
 @few
 @given(case=option_cases())
 def test_gaps_on_any_case(case: Case) -> None:
-    assert_gaps_are_those_of_the_tokens(case, True)
+    properties.assert_gaps_are_those_of_the_tokens(VLLM, normalized(case), True)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -145,22 +121,12 @@ def test_samples_count_the_requests_in_flight(profile: Profile) -> None:
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
-    for seed in range(12):
-        case = normalized(option_case(seed, PROFILES[seed % len(PROFILES)], 30))
-        outcome = run_kernel(case, num_replicas=1 + seed % 2, router="least_requests", record_itl=True)
-        for array in (*outcome.outputs, outcome.replica_of, outcome.counters, outcome.times):
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    cases = [normalized(option_case(seed, PROFILES[seed % len(PROFILES)], 30)) for seed in range(12)]
+    return properties.digest_of(
+        run_kernel(case, num_replicas=1 + seed % 2, router="least_requests", record_itl=True)
+        for seed, case in enumerate(cases)
+    )
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_policy import fingerprint; print(fingerprint())"],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)

@@ -10,8 +10,9 @@ import dataclasses
 
 import pytest
 
+from oracle.plain_engine import Request, Result
 from oracle.strategies import Case, params, req, unit_table
-from oracle.vllm_plain import Params, Request, Result, simulate
+from oracle.vllm_plain import Params, simulate
 from sim.agree import assert_agrees
 
 A, B, C = range(3)

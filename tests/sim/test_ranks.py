@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from oracle.plain_engine import Row
 from oracle.ranks_plain import joint_duration, simulate_rank_fleet
 from oracle.strategies import PROFILES, Case, Profile, cases, for_ranks, params, req, seeded_case, unit_table
-from oracle.vllm_plain import Live, Row
+from oracle.vllm_plain import Live
 from servewise import perf
 from servewise.catalog import get_gpu, get_model
 from servewise.engines import vllm
@@ -25,6 +21,7 @@ from servewise.kernel import layout
 from servewise.sim import Outcome, run, simulate
 from servewise.traffic import load_profile
 from servewise.types import Deployment, Parallelism, Precision, Promise, Router, StepTable
+from sim import properties
 from sim.agree import deployment_of, memory_of, model_of, normalized, workload_of
 
 some = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -225,26 +222,16 @@ def test_how_much_a_waiting_request_counts() -> None:
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
+    outcomes = []
     for seed in range(8):
         case = normalized(seeded_case(seed, PROFILES[seed % len(PROFILES)], 30))
         case = dataclasses.replace(case, times=for_ranks(case.times, 2, seed))
-        outcome = run_kernel(case, 2, num_replicas=1 + seed % 2, router="least_requests", record_itl=True)
-        for array in (*outcome.outputs, outcome.replica_of, outcome.counters, outcome.times):
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+        outcomes.append(run_kernel(case, 2, num_replicas=1 + seed % 2, router="least_requests", record_itl=True))
+    return properties.digest_of(outcomes)
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_ranks import fingerprint; print(fingerprint())"],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ real size

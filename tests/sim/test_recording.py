@@ -9,64 +9,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from oracle.strategies import PROFILES, Case, Profile, cases, params, req, seeded_case, unit_table
-from oracle.vllm_plain import Engine
 from servewise.sim import run, to_log
-from servewise.types import ItlSegments
-from sim.agree import deployment_of, memory_of, model_of, normalized, run_kernel, workload_of
+from sim import properties
+from sim.agree import VLLM, deployment_of, memory_of, model_of, normalized, run_kernel, workload_of
+from sim.properties import expanded
 
 some = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 # ------------------------------------------------------------------ gaps between tokens
 
 
-def expanded(itl: ItlSegments) -> np.ndarray:
-    """Every single gap."""
-    runs = zip(itl.first_s, itl.increment_s, itl.steps, itl.weight, strict=True)
-    gaps = [np.repeat(first + step * np.arange(count), weight) for first, step, count, weight in runs]
-    return np.concatenate([*gaps, np.zeros(0)])
-
-
-class TokenClock(Engine):
-    """The plain scheduler, writing down when each token is delivered."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case.params, case.times)
-        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
-        for request in case.requests:
-            self.submit(request)
-        self.run_until(np.inf)
-
-    def _process_outputs(self) -> None:
-        for row in self.step:
-            if row.samples and not row.live.finished:
-                self.token_s[row.live.request.id].append(self.step_end_s)
-        super()._process_outputs()
-
-
-def assert_gaps_are_those_of_the_tokens(case: Case, fast_forward: bool) -> int:
-    """Compare pooled gaps, return how many of them spanned a preemption."""
-    case = normalized(case)
-    clock = TokenClock(case)
-    expected = np.sort(np.concatenate([np.diff(times) for times in clock.token_s.values()]))
-    outcome = run_kernel(case, record_itl=True, fast_forward=fast_forward)
-    itl = to_log(workload_of(case), outcome).itl
-    assert itl is not None
-    assert len(expected) == sum(r.output_tokens - 1 for r in case.requests) == len(expanded(itl))
-    np.testing.assert_allclose(np.sort(expanded(itl)), expected, rtol=1e-9, atol=1e-12)
-    return sum(live.num_preemptions for live in clock.lives if live.generated > 1)
-
-
 @pytest.mark.parametrize("fast_forward", [True, False], ids=["windows", "single steps"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_gaps(profile: Profile, fast_forward: bool) -> None:
-    preempted = sum(assert_gaps_are_those_of_the_tokens(seeded_case(seed, profile), fast_forward) for seed in range(12))
+    preempted = 0  # among those with gaps
+    for seed in range(12):
+        case = normalized(seeded_case(seed, profile))
+        plain = properties.assert_gaps_are_those_of_the_tokens(VLLM, case, fast_forward)
+        preempted += sum(live.num_preemptions for live in plain.lives if live.generated > 1)
     assert preempted > 0
 
 
 @some
 @given(case=cases())
 def test_gaps_on_any_case(case: Case) -> None:
-    assert_gaps_are_those_of_the_tokens(case, True)
+    properties.assert_gaps_are_those_of_the_tokens(VLLM, normalized(case), True)
 
 
 def test_gaps_of_a_fleet_are_pooled() -> None:
@@ -81,7 +48,7 @@ def test_gaps_of_a_fleet_are_pooled() -> None:
 
 def engine_times(case: Case) -> Case:
     """The case without constants that are added outside the engine, so that logs show engine times."""
-    times = dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
+    times = properties.without_constants(case.times)
     return normalized(dataclasses.replace(case, times=times))
 
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,26 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oracle.sglang_cases import PROFILES, Profile, SglangCase, seeded_sglang_case, sglang_cases, small
-from oracle.sglang_plain import Engine, Live
 from oracle.strategies import req, unit_table
-from servewise import metrics
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.radix import AVAILABLE, HOLDERS, LENGTH, NEWER, OLDEST
 from servewise.kernel.sglang import Sglang, new_sglang
-from servewise.sim import Outcome, simulate, simulate_closed_loop, to_log
-from servewise.types import Promise, Router
+from servewise.types import Router
+from sim import properties
 from sim.sglang_agree import (
+    SGLANG,
     assert_closed_loop_agrees,
     assert_open_agrees,
-    deployment_of,
-    memory_of,
-    model_of,
     run_open,
     without_names,
     workload_of,
 )
-from sim.test_recording import expanded
 
 some = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 
@@ -126,75 +116,37 @@ def test_without_prefix_data_the_tree_matters_only_after_a_retraction() -> None:
     assert seen["changed"] > 3
 
 
-class TokenClock(Engine):
-    """The plain engine, writing down when each token is delivered."""
-
-    def __init__(self, case: SglangCase) -> None:
-        super().__init__(case.params, case.times)
-        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
-        for request in case.requests:
-            self.submit(request)
-        self.run_until(np.inf)
-
-    def deliver(self, live: Live) -> None:
-        self.token_s[live.request.id].append(self.step_end_s)
-
-
-def assert_gaps_are_those_of_the_tokens(case: SglangCase, fast_forward: bool) -> int:
-    """Compare pooled gaps, return the number of retractions."""
-    clock = TokenClock(case)
-    expected = np.sort(np.concatenate([np.diff(times) for times in clock.token_s.values()]))
-    outcome = run_open(case, record_itl=True, fast_forward=fast_forward)
-    itl = to_log(workload_of(case), outcome).itl
-    assert itl is not None
-    assert len(expected) == sum(r.output_tokens - 1 for r in case.requests) == len(expanded(itl))
-    np.testing.assert_allclose(np.sort(expanded(itl)), expected, rtol=1e-9, atol=1e-12)
-    return clock.num_retractions
-
-
 @pytest.mark.parametrize("fast_forward", [True, False], ids=["windows", "single steps"])
 def test_gaps_between_tokens(fast_forward: bool) -> None:
     retracted = 0
     for profile in PROFILES:
         for seed in range(40):
-            retracted += assert_gaps_are_those_of_the_tokens(seeded_sglang_case(seed, profile, 40), fast_forward)
+            case = seeded_sglang_case(seed, profile, 40)
+            plain = properties.assert_gaps_are_those_of_the_tokens(SGLANG, case, fast_forward)
+            retracted += plain.result().num_preemptions
     assert retracted > 50
 
 
 @some
 @given(case=sglang_cases(), fast_forward=st.booleans())
 def test_gaps_between_tokens_on_any_case(case: SglangCase, fast_forward: bool) -> None:
-    assert_gaps_are_those_of_the_tokens(case, fast_forward)
+    properties.assert_gaps_are_those_of_the_tokens(SGLANG, case, fast_forward)
 
 
 @some
 @given(case=sglang_cases())
 def test_samples_count_the_requests_in_the_engine(case: SglangCase) -> None:
-    times = dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
-    outcome = run_open(dataclasses.replace(case, times=times), num_samples=50)
-    samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
-    assert len(samples) > 0
-    arrival, last = outcome.packed.requests.arrival, outcome.outputs.last
-    for time_s, running, waiting, used in samples:
-        assert running + waiting == (arrival <= time_s).sum() - (last <= time_s).sum()
-        assert 0 <= used <= case.params.num_pages
+    case = dataclasses.replace(case, times=properties.without_constants(case.times))
+    outcome = run_open(case, num_samples=50)
+    properties.assert_samples_count_the_requests(outcome)
+    for _, running, _, used in properties.samples_of(outcome):
         assert (used > 0) == (running > 0)
 
 
 @some
 @given(case=sglang_cases(), num_replicas=st.integers(1, 3), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: SglangCase, num_replicas: int, share: float) -> None:
-    log = to_log(workload_of(case), run_open(case))
-    ttft_s = np.sort(metrics.ttft_s(log))
-    promise = Promise(ttft_s=float(ttft_s[int(share * (len(ttft_s) - 1))]))
-    fleet = {"num_replicas": num_replicas, "router": "least_requests", "promise": promise}
-    whole = run_open(case, **fleet)  # type: ignore[arg-type]
-    num_bad = len(case.requests) - metrics.count_good(to_log(workload_of(case), whole), promise)
-    assert whole.num_bad == num_bad
-    assert not whole.broken
-    for max_bad in {0, num_bad - 1, num_bad} - {-1}:
-        stopped = run_open(case, max_bad=max_bad, **fleet)  # type: ignore[arg-type]
-        assert stopped.broken == (num_bad > max_bad)
+    properties.assert_stops_exactly_when_too_many_are_bad(SGLANG, case, num_replicas, share)
 
 
 # ------------------------------------------------------------------ laws
@@ -238,14 +190,7 @@ def served(*, mixed: bool, ignore_eos: bool) -> SglangCase:
         for i, (p, o) in enumerate(zip(rng.integers(820, 1025, 640), rng.integers(820, 1025, 640), strict=True))
     )
     params = small(pages=50 * 2048, rows=64, chunk=8192, mixed=mixed, ignore_eos=ignore_eos)
-    times = dataclasses.replace(
-        unit_table(64, 8192),
-        context_knots=np.array([0.0, 512.0, 1300.0]),
-        attention_base_s=np.outer(np.arange(65) > 0, [0.0, 1e-4, 2e-4]),
-        attention_slope_s=np.outer(np.arange(65) > 0, [1e-8, 1.1e-8, 1.2e-8]),
-        decode_fixed_s=0.01 + 1e-5 * np.arange(65),
-        mixed_tokens_s=0.01 + 1e-5 * np.arange(8193),
-    )
+    times = properties.curved_table(64, 8192)
     return SglangCase(requests=requests, params=params, times=times)
 
 
@@ -254,24 +199,8 @@ def served(*, mixed: bool, ignore_eos: bool) -> SglangCase:
 @pytest.mark.parametrize("closed", [True, False], ids=["closed loop", "burst"])
 def test_windows_change_nothing(mixed: bool, ignore_eos: bool, closed: bool) -> None:
     case = served(mixed=mixed, ignore_eos=ignore_eos)
-
-    def run(fast_forward: bool) -> Outcome:
-        arguments = workload_of(case), deployment_of(case), model_of(case), memory_of(case)
-        if closed:
-            return simulate_closed_loop(*arguments, concurrency=64, fast_forward=fast_forward)
-        return simulate(*arguments, fast_forward=fast_forward)
-
-    fast, slow = run(True), run(False)
-    np.testing.assert_allclose(fast.outputs.first, slow.outputs.first, rtol=1e-9)
-    np.testing.assert_allclose(fast.outputs.last, slow.outputs.last, rtol=1e-9)
-    np.testing.assert_allclose(fast.packed.requests.arrival, slow.packed.requests.arrival, rtol=1e-9)
-    same = np.ones(layout.NUM_INTS, bool)
-    same[layout.NUM_WINDOWS] = False
-    np.testing.assert_array_equal(fast.counters[:, same], slow.counters[:, same])
-    np.testing.assert_allclose(fast.times, slow.times, rtol=1e-9)
+    fast = properties.assert_windows_change_nothing(SGLANG, case, concurrency=64 if closed else 0, most=0.35)
     assert fast.memory_bound or not ignore_eos
-    assert fast.counters[0, layout.NUM_WINDOWS] < 0.35 * fast.counters[0, layout.NUM_STEPS]
-    assert slow.counters[0, layout.NUM_WINDOWS] == slow.counters[0, layout.NUM_STEPS]
 
 
 def test_more_requests_run_at_once_than_if_all_that_they_may_produce_were_set_aside() -> None:
@@ -288,33 +217,12 @@ def test_more_requests_run_at_once_than_if_all_that_they_may_produce_were_set_as
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
-    for profile in PROFILES:
-        for seed in range(5):
-            case = seeded_sglang_case(seed, profile, 30)
-            closed = simulate_closed_loop(
-                workload_of(case), deployment_of(case), model_of(case), memory_of(case), concurrency=5
-            )
-            for outcome in (run_open(case, num_replicas=2, router="least_requests", record_itl=True), closed):
-                for array in (*outcome.outputs, outcome.counters, outcome.times, outcome.packed.requests.arrival):
-                    digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    cases = [seeded_sglang_case(seed, profile, 30) for profile in PROFILES for seed in range(5)]
+    return properties.digest_of(properties.open_and_closed(SGLANG, cases))
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_sglang import fingerprint; print(fingerprint())"],
-        env={
-            **os.environ,
-            "NUMBA_DISABLE_JIT": "1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ refusals
@@ -344,7 +252,4 @@ def test_a_declared_limit_beyond_the_cache_is_cut() -> None:
 )
 def test_settings_that_cannot_be_simulated(changes: dict[str, object], message: str) -> None:
     case = SglangCase(requests=(req(A, 0.0, 4, 1),), params=small(), times=unit_table())
-    deployment = deployment_of(case)
-    knobs = dataclasses.replace(deployment.params, **changes)  # type: ignore[arg-type, misc]
-    with pytest.raises(InputError, match=message):
-        simulate(workload_of(case), dataclasses.replace(deployment, params=knobs), model_of(case), memory_of(case))
+    properties.assert_refused(SGLANG, case, changes, message)

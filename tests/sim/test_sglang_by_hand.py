@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from oracle.client_plain import run_closed_loop
+from oracle.plain_engine import Request, Result
 from oracle.sglang_cases import SglangCase, small
 from oracle.sglang_plain import Engine, Params
 from oracle.strategies import req, unit_table
-from oracle.vllm_plain import Request, Result
 from servewise.kernel import layout
 from servewise.sim import Outcome, simulate_closed_loop
 from sim.sglang_agree import deployment_of, memory_of, model_of, run_open, workload_of

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +15,7 @@ from servewise import metrics
 from servewise.errors import InputError
 from servewise.sim import Outcome, simulate, to_log
 from servewise.types import Promise, RequestStatus, Router, Workload
+from sim import properties
 from sim.agree import deployment_of, memory_of, model_of, normalized, run_kernel, workload_of
 
 some = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -171,31 +167,18 @@ FINGERPRINT_CASES = [(profile, seed) for profile in PROFILES for seed in range(4
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
-    for profile, seed in FINGERPRINT_CASES:
-        case = normalized(seeded_case(seed, profile, 40))
-        for num_replicas, router in ((1, "round_robin"), (3, "least_requests"), (2, "prefix_aware")):
-            outcome = run_kernel(case, num_replicas=num_replicas, router=router, record_itl=True)
-            for array in (*outcome.outputs, outcome.replica_of, outcome.counters, outcome.times):
-                digest.update(np.ascontiguousarray(array).tobytes())
-            for replica in range(num_replicas):
-                gaps = outcome.recorder.gaps[replica, : outcome.recorder.counts[replica, 0]]
-                digest.update(gaps.tobytes())
-    return digest.hexdigest()
+    fleets: tuple[tuple[int, Router], ...] = ((1, "round_robin"), (3, "least_requests"), (2, "prefix_aware"))
+    return properties.digest_of(
+        run_kernel(
+            normalized(seeded_case(seed, profile, 40)), num_replicas=num_replicas, router=router, record_itl=True
+        )
+        for profile, seed in FINGERPRINT_CASES
+        for num_replicas, router in fleets
+    )
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    tests = Path(__file__).resolve().parents[1]
-    code = "from sim.test_sim_run import fingerprint; print(fingerprint())"
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(tests)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ refusals

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,16 +12,13 @@ from hypothesis import strategies as st
 
 from oracle.strategies import req, unit_table
 from oracle.tgi_cases import TgiCase, seeded_tgi_case, small, tgi_cases
-from oracle.tgi_plain import Engine, Live, Params
-from servewise import metrics
-from servewise.errors import InputError
+from oracle.tgi_plain import Params
 from servewise.kernel import layout
-from servewise.sim import Outcome, simulate, simulate_closed_loop, to_log
-from servewise.types import Promise, RequestStatus, Router
-from sim import agree
-from sim.test_recording import expanded
+from servewise.sim import simulate, to_log
+from servewise.types import RequestStatus, Router
+from sim import agree, properties
 from sim.tgi_agree import (
-    as_vllm,
+    TGI,
     assert_closed_loop_agrees,
     assert_open_agrees,
     deployment_of,
@@ -51,7 +43,7 @@ def test_one_replica(fast_forward: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in range(150):
         case = seeded_tgi_case(seed)
-        kernel, _ = assert_open_agrees(case, fast_forward=fast_forward)
+        kernel = assert_open_agrees(case, fast_forward=fast_forward)
         how = "chunks" if case.params.prefill_chunking else "whole prompts"
         for name in ("slots_bound", "memory_bound", "budget_bound"):
             seen[f"{how} {name}"] += getattr(kernel, name)
@@ -88,7 +80,7 @@ def test_fleets(fast_forward: bool) -> None:
     num_rejected = 0
     for seed in range(100):
         case = seeded_tgi_case(seed)
-        kernel, _ = assert_open_agrees(case, num_replicas=3, router="least_requests", fast_forward=fast_forward)
+        kernel = assert_open_agrees(case, num_replicas=3, router="least_requests", fast_forward=fast_forward)
         num_rejected += int(kernel.outputs.rejected.sum())
     assert num_rejected > 500
 
@@ -118,8 +110,8 @@ def test_trace_blocks_larger_than_the_engines(case: TgiCase, factor: int) -> Non
         dataclasses.replace(r, block_ids=tuple(factor * b + j for b in r.block_ids for j in range(factor)))
         for r in case.requests
     )
-    coarse = agree.workload_of(as_vllm(case), size)
-    fine = agree.workload_of(as_vllm(dataclasses.replace(case, requests=requests)))
+    coarse = agree.workload_of(case, size)
+    fine = agree.workload_of(dataclasses.replace(case, requests=requests))
     rest = deployment_of(case), model_of(case), memory_of(case)
     first, second = simulate(coarse, *rest), simulate(fine, *rest)
     np.testing.assert_array_equal(first.outputs.cached, second.outputs.cached)
@@ -139,59 +131,27 @@ def test_a_cache_that_nobody_shares_changes_nothing(case: TgiCase) -> None:
     np.testing.assert_array_equal(run_open(cached).outputs.last, run_open(without).outputs.last)
 
 
-class TokenClock(Engine):
-    """The plain engine, writing down when each token is delivered."""
-
-    def __init__(self, case: TgiCase) -> None:
-        super().__init__(case.params, case.times)
-        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
-        for request in case.requests:
-            self.run_until(request.arrival_s)
-            self.submit(request)
-        self.run_until(np.inf)
-
-    def deliver(self, live: Live) -> None:
-        self.token_s[live.request.id].append(self.step_end_s)
-
-
 @some
 @given(case=tgi_cases(), fast_forward=st.booleans())
 def test_gaps_between_tokens(case: TgiCase, fast_forward: bool) -> None:
-    expected = np.sort(np.concatenate([np.diff(times) for times in TokenClock(case).token_s.values()]))
-    itl = to_log(workload_of(case), run_open(case, record_itl=True, fast_forward=fast_forward)).itl
-    assert itl is not None
-    np.testing.assert_allclose(np.sort(expanded(itl)), expected, rtol=1e-9, atol=1e-12)
+    properties.assert_gaps_are_those_of_the_tokens(TGI, case, fast_forward)
 
 
 @some
 @given(case=tgi_cases())
 def test_samples_count_the_requests_in_the_engine(case: TgiCase) -> None:
-    times = dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
-    outcome = run_open(dataclasses.replace(case, times=times), num_samples=50)
-    samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
-    assert len(samples) > 0
-    taken = outcome.outputs.rejected == 0
-    arrival, last = outcome.packed.requests.arrival[taken], outcome.outputs.last[taken]
-    for time_s, running, waiting, used in samples:
-        assert running + waiting == (arrival <= time_s).sum() - (last <= time_s).sum()
+    case = dataclasses.replace(case, times=properties.without_constants(case.times))
+    outcome = run_open(case, num_samples=50)
+    properties.assert_samples_count_the_requests(outcome)
+    for _, running, waiting, used in properties.samples_of(outcome):
         assert running + waiting <= case.params.max_concurrent_requests
-        assert 0 < used <= case.params.num_kv_blocks
+        assert used > 0
 
 
 @some
 @given(case=tgi_cases(), num_replicas=st.integers(1, 3), share=st.floats(0.0, 1.0))
 def test_a_run_stops_exactly_when_too_many_are_bad(case: TgiCase, num_replicas: int, share: float) -> None:
-    ttft_s = np.sort(metrics.ttft_s(to_log(workload_of(case), run_open(case))))
-    ttft_s = ttft_s[~np.isnan(ttft_s)]
-    promise = Promise(ttft_s=float(ttft_s[int(share * (len(ttft_s) - 1))]))
-    fleet = {"num_replicas": num_replicas, "router": "least_requests", "promise": promise}
-    whole = run_open(case, **fleet)  # type: ignore[arg-type]
-    num_bad = len(case.requests) - metrics.count_good(to_log(workload_of(case), whole), promise)
-    assert whole.num_bad == num_bad >= whole.outputs.rejected.sum()
-    assert not whole.broken
-    for max_bad in {0, num_bad - 1, num_bad} - {-1}:
-        stopped = run_open(case, max_bad=max_bad, **fleet)  # type: ignore[arg-type]
-        assert stopped.broken == (num_bad > max_bad)
+    properties.assert_stops_exactly_when_too_many_are_bad(TGI, case, num_replicas, share)
 
 
 # ------------------------------------------------------------------ laws
@@ -242,7 +202,7 @@ def test_requests_below_the_limit_are_never_turned_away(case: TgiCase, fast_forw
     wide = dataclasses.replace(case.params, max_concurrent_requests=len(case.requests))
     tokens = max(case.params.max_batch_prefill_tokens, len(case.requests)) + case.params.block_size_tokens - 1
     case = dataclasses.replace(case, params=wide, times=unit_table(len(case.requests), tokens))
-    kernel, _ = assert_open_agrees(case, fast_forward=fast_forward)
+    kernel = assert_open_agrees(case, fast_forward=fast_forward)
     assert not kernel.outputs.rejected.any()
     assert not kernel.slots_bound
 
@@ -268,69 +228,28 @@ def served(how: str) -> TgiCase:
         prefix_caching=how == "chunks, cached",
         waiting_served_ratio=0.3125,
     )
-    times = dataclasses.replace(
-        unit_table(64, 2064),
-        context_knots=np.array([0.0, 512.0, 1300.0]),
-        attention_base_s=np.outer(np.arange(65) > 0, [0.0, 1e-4, 2e-4]),
-        attention_slope_s=np.outer(np.arange(65) > 0, [1e-8, 1.1e-8, 1.2e-8]),
-        decode_fixed_s=0.015 + 1e-5 * np.arange(65),
-        mixed_tokens_s=0.015 + 1e-5 * np.arange(2065),
-    )
+    times = properties.curved_table(64, 2064, fixed_s=0.015)
     return TgiCase(requests=requests, params=params, times=times)
 
 
 @pytest.mark.parametrize("how", ["chunks", "chunks, cached", "whole prompts"])
 @pytest.mark.parametrize("closed", [True, False], ids=["closed loop", "open loop"])
 def test_windows_change_nothing(how: str, closed: bool) -> None:
-    case = served(how)
-
-    def run(fast_forward: bool) -> Outcome:
-        arguments = workload_of(case), deployment_of(case), model_of(case), memory_of(case)
-        if closed:
-            return simulate_closed_loop(*arguments, concurrency=64, fast_forward=fast_forward)
-        return simulate(*arguments, fast_forward=fast_forward)
-
-    fast, slow = run(True), run(False)
-    np.testing.assert_allclose(fast.outputs.first, slow.outputs.first, rtol=1e-9)
-    np.testing.assert_allclose(fast.outputs.last, slow.outputs.last, rtol=1e-9)
-    np.testing.assert_allclose(fast.packed.requests.arrival, slow.packed.requests.arrival, rtol=1e-9)
-    np.testing.assert_array_equal(fast.outputs.rejected, slow.outputs.rejected)
-    np.testing.assert_array_equal(fast.outputs.cached, slow.outputs.cached)
-    same = np.ones(layout.NUM_INTS, bool)
-    same[layout.NUM_WINDOWS] = False
-    np.testing.assert_array_equal(fast.counters[:, same], slow.counters[:, same])
     times = [layout.NOW, layout.MIXED_TIME, layout.DECODE_TIME, layout.ROW_TIME, layout.LAST_EMISSION]
-    np.testing.assert_allclose(fast.times[:, times], slow.times[:, times], rtol=1e-9)
-    assert fast.counters[0, layout.NUM_WINDOWS] < 0.5 * fast.counters[0, layout.NUM_STEPS]
-    assert slow.counters[0, layout.NUM_WINDOWS] == slow.counters[0, layout.NUM_STEPS]
+    fast = properties.assert_windows_change_nothing(
+        TGI, served(how), concurrency=64 if closed else 0, most=0.5, times=times
+    )
     assert (fast.outputs.cached > 0).any() == (how == "chunks, cached")
 
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
-    for seed in range(10):
-        case = seeded_tgi_case(seed, 30)
-        closed = simulate_closed_loop(
-            workload_of(case), deployment_of(case), model_of(case), memory_of(case), concurrency=5
-        )
-        for outcome in (run_open(case, num_replicas=2, router="least_requests", record_itl=True), closed):
-            for array in (*outcome.outputs, outcome.counters, outcome.times, outcome.packed.requests.arrival):
-                digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    cases = [seeded_tgi_case(seed, 30) for seed in range(10)]
+    return properties.digest_of(properties.open_and_closed(TGI, cases))
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_tgi import fingerprint; print(fingerprint())"],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        cwd=Path(__file__).resolve().parents[1],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ refusals
@@ -367,7 +286,4 @@ def test_a_prompt_that_fits_no_forward_is_rejected() -> None:
 )
 def test_settings_that_cannot_be_simulated(params: Params, changes: dict[str, object], message: str) -> None:
     case = TgiCase(requests=(req(A, 0.0, 4, 1),), params=params, times=unit_table())
-    deployment = deployment_of(case)
-    knobs = dataclasses.replace(deployment.params, **changes)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=message):
-        simulate(workload_of(case), dataclasses.replace(deployment, params=knobs), model_of(case), memory_of(case))
+    properties.assert_refused(TGI, case, changes, message)

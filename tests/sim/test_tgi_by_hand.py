@@ -10,10 +10,10 @@ import dataclasses
 import numpy as np
 
 from oracle.client_plain import run_closed_loop
+from oracle.plain_engine import Request
 from oracle.strategies import req, unit_table
 from oracle.tgi_cases import TgiCase, small
 from oracle.tgi_plain import Engine, Params
-from oracle.vllm_plain import Request
 from servewise.sim import simulate_closed_loop
 from sim.tgi_agree import deployment_of, memory_of, model_of, run_open, run_plain, workload_of
 

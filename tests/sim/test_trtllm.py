@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +12,13 @@ from hypothesis import strategies as st
 
 from oracle.strategies import PROFILES, Profile, req, unit_table
 from oracle.trtllm_cases import TrtllmCase, seeded_trtllm_case, trtllm, trtllm_cases
-from oracle.trtllm_plain import Engine, Live, Params
-from servewise.errors import InputError
+from oracle.trtllm_plain import Engine, Params
 from servewise.kernel import layout
-from servewise.sim import Outcome, simulate, to_log
+from servewise.sim import simulate, to_log
 from servewise.types import Router
-from sim.test_recording import expanded
+from sim import properties
 from sim.trtllm_agree import (
+    TRTLLM,
     assert_closed_loop_agrees,
     assert_open_agrees,
     deployment_of,
@@ -75,7 +70,7 @@ def test_the_cases_reach_the_rare_rules() -> None:
             seen["copies"] += engine.pool.copies
             longest = case.params.max_num_tokens
             seen["too long again"] += not case.params.enable_chunked_prefill and any(
-                live.num_pauses > 0 and live.target > longest for live in engine.lives
+                live.num_preemptions > 0 and live.target > longest for live in engine.lives
             )
     least = {"deferred": 300, "robbed": 10, "waited": 10, "copies": 100, "too long again": 5}
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}
@@ -104,42 +99,19 @@ def test_closed_loop_on_any_case(case: TrtllmCase, concurrency: int, think_s: fl
     assert_closed_loop_agrees(case, concurrency=concurrency, think_s=think_s, fast_forward=fast_forward)
 
 
-class TokenClock(Engine):
-    """The plain engine, writing down when each token is delivered."""
-
-    def __init__(self, case: TrtllmCase) -> None:
-        super().__init__(case.params, case.times)
-        self.token_s: dict[int, list[float]] = {request.id: [] for request in case.requests}
-        for request in case.requests:
-            self.submit(request)
-        self.run_until(np.inf)
-
-    def deliver(self, live: Live) -> None:
-        self.token_s[live.request.id].append(self.step_end_s)
-
-
 @some
 @given(case=trtllm_cases(), fast_forward=st.booleans())
 def test_gaps_between_tokens(case: TrtllmCase, fast_forward: bool) -> None:
-    expected = np.sort(np.concatenate([np.diff(times) for times in TokenClock(case).token_s.values()]))
-    outcome = run_open(case, record_itl=True, fast_forward=fast_forward)
-    itl = to_log(workload_of(case), outcome).itl
-    assert itl is not None
-    assert len(expected) == sum(r.output_tokens - 1 for r in case.requests)
-    np.testing.assert_allclose(np.sort(expanded(itl)), expected, rtol=1e-9, atol=1e-12)
+    properties.assert_gaps_are_those_of_the_tokens(TRTLLM, case, fast_forward)
 
 
 @some
 @given(case=trtllm_cases())
 def test_samples_count_the_requests_in_the_engine(case: TrtllmCase) -> None:
-    times = dataclasses.replace(case.times, request_fixed_s=0.0, request_s_per_input_token=0.0)
-    outcome = run_open(dataclasses.replace(case, times=times), num_samples=50)
-    samples = outcome.recorder.samples[0, : outcome.recorder.counts[0, 1]]
-    assert len(samples) > 0
-    arrival, last = outcome.packed.requests.arrival, outcome.outputs.last
-    for time_s, running, waiting, used in samples:
-        assert running + waiting == (arrival <= time_s).sum() - (last <= time_s).sum()
-        assert 0 <= used <= case.params.num_kv_blocks
+    case = dataclasses.replace(case, times=properties.without_constants(case.times))
+    outcome = run_open(case, num_samples=50)
+    properties.assert_samples_count_the_requests(outcome)
+    for _, running, _, used in properties.samples_of(outcome):
         assert (used > 0) == (running > 0)
 
 
@@ -169,7 +141,7 @@ def test_blocks_are_conserved_and_order_is_kept(case: TrtllmCase) -> None:
         check_blocks(engine)
         assert len(engine.started) <= case.params.max_batch_size
         assert sum(row.tokens for row in engine.step) <= case.params.max_num_tokens
-        now_paused = Counter({live.number: live.num_pauses for live in engine.lives if live.num_pauses})
+        now_paused = Counter({live.number: live.num_preemptions for live in engine.lives if live.num_preemptions})
         for number in now_paused - paused:  # the oldest that run are never the victims
             assert all(live.number < number for live in engine.started if live.blocks and live.target < live.computed)
         paused = now_paused
@@ -228,59 +200,29 @@ def served(policy: str, seed: int = 7) -> TrtllmCase:
         counts_reuse=True,
         enable_chunked_prefill=False,
     )
-    times = dataclasses.replace(
-        unit_table(64, 8192),
-        context_knots=np.array([0.0, 512.0, 1300.0]),
-        attention_base_s=np.outer(np.arange(65) > 0, [0.0, 1e-4, 2e-4]),
-        attention_slope_s=np.outer(np.arange(65) > 0, [1e-8, 1.1e-8, 1.2e-8]),
-        decode_fixed_s=0.01 + 1e-5 * np.arange(65),
-        mixed_tokens_s=0.01 + 1e-5 * np.arange(8193),
-    )
+    times = properties.curved_table(64, 8192)
     return TrtllmCase(requests=tuple(requests), params=params, times=times)
 
 
 @pytest.mark.parametrize("policy", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])
 def test_windows_change_nothing(policy: str) -> None:
     case = served(policy)
-    fast, slow = assert_open_agrees(case), run_open(case, fast_forward=False)
-    np.testing.assert_allclose(fast.outputs.first, slow.outputs.first, rtol=1e-9)
-    np.testing.assert_allclose(fast.outputs.last, slow.outputs.last, rtol=1e-9)
-    np.testing.assert_array_equal(fast.outputs.cached, slow.outputs.cached)
-    same = np.ones(layout.NUM_INTS, bool)
-    same[layout.NUM_WINDOWS] = False
-    np.testing.assert_array_equal(fast.counters[:, same], slow.counters[:, same])
-    np.testing.assert_allclose(fast.times, slow.times, rtol=1e-9)
+    assert_open_agrees(case)
+    fast = properties.assert_windows_change_nothing(TRTLLM, case, most=0.7)
     assert fast.memory_bound
     assert (fast.outputs.cached > 0).sum() > 100
     assert (fast.num_preemptions > 5) == (policy == "MAX_UTILIZATION")
-    assert fast.counters[0, layout.NUM_WINDOWS] < 0.7 * fast.counters[0, layout.NUM_STEPS]
 
 
 def fingerprint() -> str:
     """Digest of every output bit of some runs."""
-    digest = hashlib.sha256()
-    for seed in range(3):
-        for profile in PROFILES:
-            case = seeded_trtllm_case(seed, profile, 30)
-            outcome: Outcome = run_open(case, num_replicas=2, router="least_requests", record_itl=True)
-            for array in (*outcome.outputs, outcome.counters, outcome.times):
-                digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    cases = [seeded_trtllm_case(seed, profile, 30) for seed in range(3) for profile in PROFILES]
+    return properties.digest_of(properties.open_and_closed(TRTLLM, cases))
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", "from sim.test_trtllm import fingerprint; print(fingerprint())"],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == fingerprint()
+    properties.assert_compiled_equals_source(fingerprint)
 
-
-TESTS = Path(__file__).resolve().parents[1]
 
 # ------------------------------------------------------------------ what is not known, and refusals
 
@@ -315,7 +257,4 @@ def test_unknown_prefixes_are_unknown() -> None:
 )
 def test_settings_that_cannot_be_simulated(params: Params, changes: dict[str, int], message: str) -> None:
     case = TrtllmCase(requests=(req(0, 0.0, 4, 2, stop=True),), params=params, times=unit_table())
-    deployment = deployment_of(case)
-    knobs = dataclasses.replace(deployment.params, **changes)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=message):
-        simulate(workload_of(case), dataclasses.replace(deployment, params=knobs), model_of(case), memory_of(case))
+    properties.assert_refused(TRTLLM, case, changes, message)

@@ -10,10 +10,10 @@ import dataclasses
 
 import pytest
 
+from oracle.plain_engine import Request
 from oracle.strategies import req, unit_table
 from oracle.trtllm_cases import TrtllmCase, trtllm
 from oracle.trtllm_plain import Params
-from oracle.vllm_plain import Request
 from servewise.sim import simulate
 from sim.trtllm_agree import deployment_of, memory_of, model_of, run_open, run_plain, workload_of
 

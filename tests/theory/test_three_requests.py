@@ -10,7 +10,7 @@ from servewise import metrics
 from servewise.sim import run
 from servewise.types import Promise, RequestLog
 from sim.agree import deployment_of, memory_of, model_of, workload_of
-from sim.test_recording import expanded
+from sim.properties import expanded
 
 
 def log_of(case: Case) -> RequestLog:
