@@ -27,9 +27,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from compare_with_vllm import STOP_TOKEN, Vllm, first_difference, load_vllm, make_tokens
-from oracle.speculative_plain import Drafter, Engine, Live, Row
+from oracle.plain_engine import RequestResult, Result, Row, StepRecord
+from oracle.speculative_plain import Drafter, Engine, Live
 from oracle.strategies import PROFILES, Case
-from oracle.vllm_plain import RequestResult, Result, StepRecord
 from servewise.errors import InputError
 from sim.speculative_agree import drafter_of, seeded_speculative
 from vllm_stand_ins import UNLIMITED_TOKENS, engine_config, runner_output, sampling_params

@@ -1,8 +1,8 @@
 """vLLM with speculative decoding, step by step and in plain Python: ``docs/speculative-decoding.md``.
 
 Slow and obvious: the counters of a request are those that vLLM keeps, optimistic while a step is in flight and rolled
-back when it is processed; acceptance is counted with fractions. Blocks are a number. Requests, settings, results and
-the loop over time are those of ``vllm_plain``.
+back when it is processed; acceptance is counted with fractions. Blocks are a number. Settings are those of
+``vllm_plain``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
-from oracle import vllm_plain
-from oracle.vllm_plain import Params, Request, Result, StepRecord
+from oracle import plain_engine
+from oracle.plain_engine import PlainEngine, Request, Result, Row
+from oracle.vllm_plain import Params
 from servewise.types import StepTable
 
 
@@ -30,37 +31,17 @@ class Drafter:
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class Live(plain_engine.Live):
     """A request; ``yielded`` counts its tokens and those that were dropped at its end."""
 
-    request: Request
-    generated: int = 0
     yielded: int = 0
     in_flight: int = 0
     computed: int = 0
     prefill_target: int = 0
     num_blocks: int = 0
-    finished: bool = False
-    scheduled_s: float = math.nan
-    first_token_s: float = math.nan
-    last_token_s: float = math.nan
-    cached_tokens: int = 0
-    num_preemptions: int = 0
-    token_s: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """``tokens`` of one request in one step; ``start`` is where a chunk of its prompt begins."""
-
-    live: Live
-    tokens: int
-    start: int
-    is_prefill: bool
-    samples: bool
-
-
-class Engine(vllm_plain.Engine):
+class Engine(PlainEngine):
     """One replica."""
 
     def __init__(self, params: Params, times: StepTable, drafter: Drafter) -> None:
@@ -68,32 +49,25 @@ class Engine(vllm_plain.Engine):
         self.drafter = drafter
         self.longest = params.num_kv_blocks * params.block_size_tokens  # max_model_len of the tests
         self.num_free = params.num_kv_blocks
+        self.waiting: list[Live] = []
+        self.running: list[Live] = []
+        self.planned: list[Row] = []  # the step after the running one (async only)
 
-    def submit(self, request: Request) -> Live:
-        live = Live(request)
-        self.lives.append(live)
-        self.inbox.append(live)
-        return live
+    def _new_live(self, request: Request) -> Live:
+        return Live(request)
 
     # ---------------------------------------------------------------- time
 
     def _begin(self, now_s: float) -> None:
         self.begin_s = math.inf
-        while self.inbox and self.inbox[0].request.arrival_s <= now_s:
-            self.waiting.append(self.inbox.pop(0))
+        self.waiting += self._arrived(now_s)
         rows = self.planned or self._plan()
         self.planned = []
         if not rows:
             assert not self.running, "a request is running but nothing can be planned"
             assert not self.waiting, "a request waits for an empty engine"
             return
-        duration_s = self._duration_s(rows)
-        self.step, self.step_end_s = rows, now_s + duration_s
-        for row in rows:
-            if math.isnan(row.live.scheduled_s):
-                row.live.scheduled_s = now_s
-        row_ids = tuple((row.live.request.id, row.tokens) for row in rows)
-        self.steps.append(StepRecord(start_s=now_s, duration_s=duration_s, rows=row_ids))
+        self._start_step(rows, now_s)
         if self.params.async_scheduling:
             self.planned = self._plan()
 
@@ -137,17 +111,12 @@ class Engine(vllm_plain.Engine):
                 live.computed -= rejected
                 live.in_flight -= rejected + came
             live.yielded += came
-            kept = min(came, live.request.output_tokens - live.generated)
-            live.generated += kept
-            live.token_s += [self.step_end_s] * kept
-            live.first_token_s = live.token_s[0]
-            if live.generated == live.request.output_tokens:
-                live.finished = True
-                live.last_token_s = self.step_end_s
+            for _ in range(min(came, live.request.output_tokens - live.generated)):
+                live.emit(self.step_end_s)
+            if live.finished:
                 (self.running if live in self.running else self.waiting).remove(live)
                 self._free(live)
-        self.begin_s = self.step_end_s
-        self.step, self.step_end_s = [], math.inf
+        self._end_step()
 
     # ---------------------------------------------------------------- plan
 
@@ -216,6 +185,9 @@ class Engine(vllm_plain.Engine):
     def _blocks_short(self, live: Live, tokens: int) -> int:
         slots = min(live.computed + tokens + self.drafter.lookahead, self.longest)
         return self._blocks_for(slots) - live.num_blocks
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.params.block_size_tokens)
 
     def _free(self, live: Live) -> None:
         self.num_free += live.num_blocks

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,6 +36,7 @@ from servewise.types import (
 )
 from sim.agree import GPU, MODEL, memory_of, model_of, normalized, workload_of
 from sim.agree import run_kernel as run_vllm
+from sim.properties import assert_compiled_equals_source, digest_of
 from sim.speculative_agree import (
     assert_agrees,
     deployed,
@@ -113,30 +109,16 @@ def test_a_client_in_a_closed_loop(drawn: tuple[Case, Speculation], concurrency:
 
 def fingerprint() -> str:
     """Everything that some runs write."""
-    digest = hashlib.sha256()
-    for profile in PROFILES:
-        for seed in range(3):
-            case, speculation = seeded_speculative(seed, profile)
-            outcome = run_kernel(case, speculation, num_replicas=2, router=ROUTERS[seed], record_itl=True)
-            for values in (outcome.outputs.first, outcome.outputs.last, outcome.counters, outcome.times):
-                digest.update(values.tobytes())
-            for replica, counts in enumerate(outcome.recorder.counts):
-                digest.update(outcome.recorder.gaps[replica, : counts[0]].tobytes())
-    return digest.hexdigest()
+    return digest_of(
+        run_kernel(*seeded_speculative(seed, profile), num_replicas=2, router=ROUTERS[seed], record_itl=True)
+        for profile in PROFILES
+        for seed in range(3)
+    )
 
 
 def test_compiled_code_computes_what_the_source_says() -> None:
     """The same source without numba gives the same, to the last bit."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root / "src"), str(root / "tests"), str(root)])
-    interpreted = subprocess.run(
-        [sys.executable, "-c", "from sim.test_speculative import fingerprint; print(fingerprint())"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path},
-    ).stdout.strip()
-    assert interpreted == fingerprint()
+    assert_compiled_equals_source(fingerprint)
 
 
 # ------------------------------------------------------------------ gaps between tokens

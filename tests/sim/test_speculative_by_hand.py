@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from oracle.plain_engine import Request
 from oracle.strategies import Case, params, req, unit_table
-from oracle.vllm_plain import Params, Request
+from oracle.vllm_plain import Params
 from servewise.kernel import layout
 from servewise.sim import Outcome
 from sim.speculative_agree import assert_agrees, speculation_of
