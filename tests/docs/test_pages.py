@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -67,11 +68,18 @@ def test_paths_that_are_named_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
-def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_examples_run_and_print_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An example's output is in the next block, if that is text."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    for example in blocks(page, "python"):
-        exec(compile(example, name_of(page), "exec"), names)  # noqa: S102
+    fences = [(info.strip(), text) for _, info, text in FENCE.findall(page.read_text(encoding="utf-8"))]
+    for (language, example), (following, shown) in pairwise([*fences, ("", "")]):
+        if language == "python":
+            exec(compile(example, name_of(page), "exec"), names)  # noqa: S102
+            printed = capsys.readouterr().out
+            assert following != "text" or printed == shown
 
 
 def command_lines() -> Iterator[tuple[Path, str]]:
