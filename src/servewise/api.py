@@ -152,6 +152,7 @@ def resolve(service: Service) -> Search:
         router=service.router,
         price_kind=service.price_kind,
         start_up_s=service.start_up_s,
+        speculations=service.speculations,
     )
 
 
@@ -306,7 +307,7 @@ def _input_hashes(service: Service) -> dict[str, str]:
     """Digest of every file that was read, by its path from the service file's folder."""
     folder = service.path.parent
     files = [service.path, service.traffic.trace, service.prices_path]
-    files += [Path(model) for model in service.models if model.endswith(".json")]
+    files += [Path(model) for model in (*service.models, *service.draft_models) if model.endswith(".json")]
     hashes = {}
     for path in files:
         if path is not None:

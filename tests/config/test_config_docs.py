@@ -35,8 +35,10 @@ def test_the_keys_are_found_at_every_depth() -> None:
 
 
 def test_the_examples_load(tmp_path: Path) -> None:
-    service, prices = BLOCKS
-    (tmp_path / "service.yaml").write_text(service)
+    service, speculation, prices = BLOCKS
+    (tmp_path / "service.yaml").write_text(service + speculation)
     (tmp_path / "prices.yaml").write_text(prices)
-    assert load_service(tmp_path / "service.yaml").promise.attainment == 0.99
+    loaded = load_service(tmp_path / "service.yaml")
+    assert loaded.promise.attainment == 0.99
+    assert [drafter.method for drafter in loaded.speculations] == ["ngram", "draft_model"]
     assert [offer.num_gpus for offer in read_prices(tmp_path / "prices.yaml")] == [8, 1]

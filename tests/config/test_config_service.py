@@ -9,7 +9,7 @@ import pytest
 from servewise.config import load_service
 from servewise.errors import InputError
 from servewise.traffic import Arrivals, LognormalLength, UniformLength
-from servewise.types import Budget, PercentileLimit, Promise
+from servewise.types import Budget, PercentileLimit, Promise, Speculation
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -151,9 +151,45 @@ def test_synthesis_is_read_whole(tmp_path: Path) -> None:
     assert spec.max_tokens == 12
 
 
+def test_a_drafter_has_one_rate_for_each_position_or_one_for_all(tmp_path: Path) -> None:
+    ngram, draft = load_service(
+        write(
+            tmp_path,
+            speculation="[{method: ngram, num_speculative_tokens: 2, acceptance: 0.5}, {method: draft_model,"
+            " num_speculative_tokens: 1, acceptance: [0.7], draft_model: meta-llama/Llama-3.2-1B-Instruct}]",
+        )
+    ).speculations
+    assert ngram == Speculation(method="ngram", num_speculative_tokens=2, acceptance=(0.5, 0.25))
+    assert draft.draft_model is not None
+    assert (draft.draft_model.name, draft.acceptance) == ("meta-llama/Llama-3.2-1B-Instruct", (0.7,))
+
+
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
+        (
+            {"speculation": "[{method: ngram, num_speculative_tokens: 2, acceptance: [0.5]}]"},
+            "5: speculation.0: acceptance has 1 rates for 2 speculative tokens; give one for each position",
+        ),
+        (
+            {"speculation": "[{method: draft_model, num_speculative_tokens: 1, acceptance: 0.5}]"},
+            "5: speculation.0: draft_model must be given with method 'draft_model', and only then",
+        ),
+        (
+            {"speculation": "[{method: ngram, num_speculative_tokens: 2, acceptance: 0.5}]", "engines": "[sglang]"},
+            "5: speculation: drafters are simulated with vllm only; add it to engines",
+        ),
+        (
+            {"speculation": "[{method: eagle, num_speculative_tokens: 2, acceptance: 0.5}]"},
+            "5: speculation.0: vLLM loads an EAGLE head by its hub id; give it as head_name",
+        ),
+        (
+            {
+                "model": "[meta-llama/Llama-3.1-8B-Instruct, meta-llama/Llama-3.1-70B-Instruct]",
+                "speculation": "[{method: eagle, num_speculative_tokens: 2, acceptance: 0.5}]",
+            },
+            "5: speculation.0: a drafter of method 'eagle' belongs to one model; list one in model",
+        ),
         ({"modle": "x"}, "5: modle: unknown key; did you mean model?"),
         ({"colour": "x"}, "5: colour: unknown key; known here: budget, engines, hardware, model, name,"),
         ({"promise": "{tpot: 1}"}, "3: promise.tpot: unknown key; did you mean tpot_s?"),

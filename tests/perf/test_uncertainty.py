@@ -14,7 +14,7 @@ from servewise import perf
 from servewise.errors import OutOfRangeError
 from servewise.perf.overheads import Overheads, overhead_document, overheads_of
 from servewise.perf.uncertainty import GPU_SCALES, draw_overheads
-from servewise.types import Deployment, Parallelism, Precision, StepTable
+from servewise.types import Deployment, Parallelism, Precision, Speculation, StepTable
 
 Array = NDArray[np.float64]
 
@@ -115,9 +115,13 @@ def test_models_keep_where_their_figures_come_from() -> None:
     assert min(steps[:2]) < steps[2] < max(steps[:2])
 
 
-def test_drawn_overheads_make_the_drawn_models() -> None:
-    for overheads, model in zip(draw_overheads(FITTED, 3, 9), perf.draw_step_models(FITTED, 3, 9), strict=True):
-        assert np.array_equal(perf.step_model(FITTED, overheads).table.decode_fixed_s, model.table.decode_fixed_s)
+DRAFTER = Speculation(method="eagle", num_speculative_tokens=2, acceptance=(0.7, 0.5))
+
+
+@pytest.mark.parametrize("deployment", [FITTED, replace(FITTED, speculation=DRAFTER)], ids=["plain", "speculative"])
+def test_drawn_overheads_make_the_drawn_models(deployment: Deployment) -> None:
+    for overheads, model in zip(draw_overheads(deployment, 3, 9), perf.draw_step_models(deployment, 3, 9), strict=True):
+        assert np.array_equal(perf.step_model(deployment, overheads).table.decode_fixed_s, model.table.decode_fixed_s)
         assert model.table.request_fixed_s == pytest.approx(1e-3 * overheads.request_ms)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from servewise.report import explanation_words, shortfall, sureness, visible, words
 from servewise.report.escape import html_text, json_in_html
-from servewise.types import PercentileLimit, Promise, Provenance
+from servewise.types import PercentileLimit, Promise, Provenance, Speculation
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,12 @@ def test_fleets() -> None:
     candidate = fake_plan.kept(0, "H100-SXM-80GB", 4, 2, 2.95, 10.0)
     assert words.candidate_words(candidate) == ("8 x H100-SXM-80GB: 2 replicas, TP4, fp8 weights, bf16 KV, vllm 0.11.0")
     assert words.fleet_words(candidate) == "8 x H100-SXM-80GB: 2 x TP4 vllm fp8/bf16 256/8192"
+    drafter = Speculation(method="ngram", num_speculative_tokens=3, acceptance=(0.5, 0.25, 0.125))
+    proposing = dataclasses.replace(candidate.deployment, speculation=drafter)
+    assert words.shape_words(proposing) == "TP4 ngram x3"
+    assert "2 replicas, TP4 ngram x3, fp8" in words.candidate_words(
+        dataclasses.replace(candidate, deployment=proposing)
+    )
 
 
 def test_costs_are_said_with_their_kind() -> None:

@@ -16,7 +16,7 @@ from servewise.search.families import families
 from servewise.search.fleet import latency_s, try_fleet
 from servewise.search.shapes import Shape, enumerate_shapes
 from servewise.sim import to_log
-from servewise.types import Budget, PercentileLimit, Promise, Search, Workload
+from servewise.types import Budget, PercentileLimit, Promise, Search, Speculation, Workload
 
 from .conftest import Make
 
@@ -79,6 +79,15 @@ def test_no_fleet_of_ranks_beats_its_bounds(make_search: Make, chat: Workload, e
     )
     assert any(shape.deployment.parallelism.data_parallel_size > 1 for shape in enumerate_shapes(search))
     assert trials(search, 5, (1, 2, 3)) >= 24
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_no_fleet_with_a_drafter_beats_its_bounds(make_search: Make, promise: Promise) -> None:
+    """Even if nearly everything is accepted."""
+    drafter = Speculation(method="ngram", num_speculative_tokens=3, acceptance=(0.98, 0.97, 0.95))
+    search = make_search(promise=promise, gpus=("L40S-48GB",), speculations=(drafter,))
+    speculating = [shape for shape in enumerate_shapes(search) if shape.deployment.speculation is not None]
+    assert trials(search, 2, (1, 2, 8), speculating) >= 12
 
 
 @given(st.integers(1, 5000), st.floats(0.01, 0.9999))

@@ -19,7 +19,9 @@ from servewise.types import (
     Promise,
     Provenance,
     Search,
+    Speculation,
     Workload,
+    chain_acceptance,
 )
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -43,6 +45,10 @@ ENGINES = (
     ("ollama", "0.33.0"),
 )
 ROUTERS = ("round_robin", "least_requests", "prefix_aware")
+DRAFTERS = (
+    Speculation(method="ngram", num_speculative_tokens=2, acceptance=(0.6, 0.3)),
+    Speculation(method="eagle", num_speculative_tokens=3, acceptance=chain_acceptance(0.75, 3), head_name="a/head"),
+)
 SEEDS = (1, 8, 17, 20, 27, 31, 36)
 """Chosen for speed, and because together they have every status, router and kind of traffic."""
 
@@ -126,6 +132,7 @@ def draw_search(seed: int, workloads: tuple[Workload, Workload]) -> Search:
         promise=promise,
         budget=Budget(max_gpus=int(rng.choice((8, 32))), usd_per_h=None if rng.random() < 0.7 else 20.0),
         router=ROUTERS[rng.integers(len(ROUTERS))],
+        speculations=DRAFTERS[: 1 + seed % 2],
     )
 
 

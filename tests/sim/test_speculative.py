@@ -23,7 +23,6 @@ from servewise.kernel.speculative import UNIT, _first_step_at, _floor_sum, _leve
 from servewise.perf import kv_link
 from servewise.sim import simulate, simulate_closed_loop, to_log
 from servewise.sim.memory_use import held
-from servewise.store.deployment_json import deployment_document
 from servewise.types import (
     Deployment,
     Disaggregation,
@@ -277,8 +276,6 @@ def test_what_has_no_place_for_a_drafter_is_refused() -> None:
     deployment = deployed(case, speculation)
     with pytest.raises(InputError, match="speculative decoding is not described"):
         held(run_kernel(case, speculation), deployment)
-    with pytest.raises(InputError, match="a plan cannot hold"):
-        deployment_document(deployment, {})
     pool = InstancePool(gpu=GPU, parallelism=Parallelism(), params=deployment.params, num_instances=1)
     link = kv_link(deployment, deployment, 1, 1)
     with pytest.raises(InputError, match="disaggregated deployments is not simulated"):

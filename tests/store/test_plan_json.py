@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servewise import __version__
+from servewise.catalog import get_model
 from servewise.errors import InputError, SimulationError
 from servewise.store import plan_from_json, plan_json_schema, plan_to_json
 from servewise.types import (
@@ -25,6 +26,7 @@ from servewise.types import (
     Outage,
     Plan,
     Provenance,
+    Speculation,
 )
 from store.plans import GPU, MODEL, PLAN, SUMMARY, deployment, estimate, meta
 
@@ -260,5 +262,19 @@ def test_groups_come_back_with_both_pools() -> None:
     plan = dataclasses.replace(PLAN, candidates=(changed, *PLAN.candidates[1:]))
     document = plan_to_json(plan, meta())
     assert other.name in document["gpus"]
+    found, _ = plan_from_json(document)
+    assert found.candidates[0].deployment == changed.deployment
+
+
+def test_drafters_come_back_with_their_models() -> None:
+    first = PLAN.candidates[0]
+    drafter = Speculation(
+        method="draft_model",
+        num_speculative_tokens=2,
+        acceptance=(0.7, 0.4),
+        draft_model=get_model("meta-llama/Llama-3.2-1B-Instruct"),
+    )
+    changed = dataclasses.replace(first, deployment=dataclasses.replace(first.deployment, speculation=drafter))
+    document = plan_to_json(dataclasses.replace(PLAN, candidates=(changed, *PLAN.candidates[1:])), meta())
     found, _ = plan_from_json(document)
     assert found.candidates[0].deployment == changed.deployment

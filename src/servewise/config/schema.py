@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from servewise.config.check import Section
 from servewise.config.traffic import TrafficSection
-from servewise.types import Router
+from servewise.types import Router, SpeculationMethod
 
 __all__ = [
     "BudgetSection",
@@ -17,6 +17,7 @@ __all__ = [
     "PromiseSection",
     "QualitySection",
     "ServiceSection",
+    "SpeculationSection",
 ]
 
 PERCENTILE_KEY = re.compile(r"(ttft|tpot|e2e|itl)_p(\d{1,2}(?:\.\d{1,3})?)_s")
@@ -54,6 +55,7 @@ def _recovery(value: float) -> float:
 Name = Annotated[str, Field(min_length=1, max_length=1024)]
 Names = Annotated[list[Name], BeforeValidator(_one_or_many), Field(min_length=1), AfterValidator(_unique)]
 Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
@@ -95,6 +97,16 @@ class BudgetSection(Section):
     usd_per_h: Positive | None = None
 
 
+class SpeculationSection(Section):
+    """A drafter to try, and how much of what it proposes is accepted."""
+
+    method: SpeculationMethod
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=32)]
+    acceptance: Share | list[Share]
+    draft_model: Name | None = None
+    head_name: Name = ""
+
+
 class ServiceSection(Section):
     """The whole file."""
 
@@ -106,5 +118,6 @@ class ServiceSection(Section):
     operations: OperationsSection = OperationsSection()
     hardware: Names
     engines: Names = Field(default_factory=lambda: ["vllm", "sglang", "tensorrt-llm", "tgi", "ollama"])
+    speculation: list[SpeculationSection] = Field(default_factory=list)
     budget: BudgetSection = BudgetSection()
     prices: Name | None = None

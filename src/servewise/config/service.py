@@ -10,7 +10,7 @@ from typing import Final
 from servewise.catalog import get_gpu, get_model
 from servewise.config.check import validate
 from servewise.config.document import Document, Location, read_document
-from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSection
+from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSection, SpeculationSection
 from servewise.config.traffic import traffic_source
 from servewise.errors import InputError, UnknownNameError
 from servewise.traffic import TrafficSource
@@ -25,6 +25,8 @@ from servewise.types import (
     PriceKind,
     Promise,
     Router,
+    Speculation,
+    chain_acceptance,
 )
 
 __all__ = ["Service", "load_service"]
@@ -55,6 +57,10 @@ class Service:
         Canonical GPU names.
     engines : tuple of str
         Those that can be simulated.
+    speculations : tuple of Speculation
+        Drafters to try with vLLM.
+    draft_models : tuple of str
+        Theirs, named as ``models`` are.
     budget : Budget
     prices_path : Path or None
         File with the user's own prices.
@@ -72,6 +78,8 @@ class Service:
     start_up_s: float | None
     hardware: tuple[str, ...]
     engines: tuple[EngineName, ...]
+    speculations: tuple[Speculation, ...]
+    draft_models: tuple[str, ...]
     budget: Budget
     prices_path: Path | None
 
@@ -108,9 +116,51 @@ def load_service(path: Path | str) -> Service:
         start_up_s=section.operations.start_up_s,
         hardware=_each(document, "hardware", section.hardware, _gpu),
         engines=_engines(document, section.engines),
+        speculations=_speculations(document, section),
+        draft_models=tuple(
+            name
+            for i, asked in enumerate(section.speculation)
+            if (name := _draft_model(document, ("speculation", i), asked)) is not None
+        ),
         budget=Budget(max_gpus=section.budget.max_gpus, usd_per_h=section.budget.usd_per_h),
         prices_path=None if section.prices is None else document.existing_file(("prices",), section.prices),
     )
+
+
+def _speculations(document: Document, section: ServiceSection) -> tuple[Speculation, ...]:
+    """The drafters to try."""
+    if section.speculation and "vllm" not in section.engines:
+        raise document.error(("speculation",), "drafters are simulated with vllm only; add it to engines")
+    return tuple(
+        _speculation(document, ("speculation", i), asked, len(section.model))
+        for i, asked in enumerate(section.speculation)
+    )
+
+
+def _speculation(document: Document, location: Location, asked: SpeculationSection, num_models: int) -> Speculation:
+    """A drafter; one that was made for a model is an error beside several models."""
+    if asked.method in ("draft_model", "eagle") and num_models > 1:
+        raise document.error(location, f"a drafter of method {asked.method!r} belongs to one model; list one in model")
+    if asked.method == "eagle" and not asked.head_name:
+        raise document.error(location, "vLLM loads an EAGLE head by its hub id; give it as head_name")
+    rates, name = asked.acceptance, _draft_model(document, location, asked)
+    try:
+        return Speculation(
+            method=asked.method,
+            num_speculative_tokens=asked.num_speculative_tokens,
+            acceptance=tuple(rates)
+            if isinstance(rates, list)
+            else chain_acceptance(rates, asked.num_speculative_tokens),
+            draft_model=None if name is None else get_model(name),
+            head_name=asked.head_name,
+        )
+    except InputError as error:
+        raise document.error(location, str(error)) from error
+
+
+def _draft_model(document: Document, location: Location, asked: SpeculationSection) -> str | None:
+    draft = asked.draft_model
+    return None if draft is None else _model(document, (*location, "draft_model"), draft)
 
 
 def _each(

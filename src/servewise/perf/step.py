@@ -51,11 +51,12 @@ def step_model(deployment: Deployment, overheads: Overheads | None = None) -> St
     """
     speculative = None if deployment.speculation is None else SpeculativeFormula(deployment, overheads)
     formula = speculative or StepFormula(deployment, overheads)
-    provenance = provenance_of(formula)
+    table = tabulate(formula) if speculative is None else tabulate_speculation(speculative)
+    provenance = provenance_of(formula)  # operators know which of their tables were asked for once a step was computed
     if speculative is not None:
         provenance |= speculation_provenance(deployment)
     return StepModel(
-        table=tabulate(formula) if speculative is None else tabulate_speculation(speculative),
+        table=table,
         provenance=MappingProxyType(provenance),
         max_context_tokens=MEASURED_CONTEXT_TOKENS,
         warnings=(*baseline_warnings(deployment), *warnings_of(formula)),

@@ -9,7 +9,7 @@ import numpy as np
 from servewise.errors import OutOfRangeError
 from servewise.perf.formula import StepFormula
 from servewise.perf.overheads import Overheads, levels_of, overhead_document
-from servewise.perf.step import MEASURED_CONTEXT_TOKENS, provenance_of, warnings_of
+from servewise.perf.step import MEASURED_CONTEXT_TOKENS, provenance_of, step_model, warnings_of
 from servewise.perf.table import tabulate
 from servewise.perf.validation import error_class
 from servewise.types import Deployment, StepModel
@@ -72,9 +72,12 @@ def draw_step_models(deployment: Deployment, num_draws: int, seed: int = 0) -> t
     tuple of StepModel
         With the provenance and warnings of the fitted one.
     """
+    drawn = draw_overheads(deployment, num_draws, seed)
+    if deployment.speculation is not None:  # the drafter's passes have the same overheads
+        return tuple(step_model(deployment, overheads) for overheads in drawn)
     formula = StepFormula(deployment)
     tables = []
-    for overheads in draw_overheads(deployment, num_draws, seed):
+    for overheads in drawn:
         formula.overheads = overheads
         tables.append(tabulate(formula))
     # operators know which of their tables were asked for once a step was computed

@@ -79,7 +79,7 @@ def candidate_words(candidate: Candidate) -> str:
         )
     replicas = count(deployment.num_replicas, "replica")
     return (
-        f"{deployment.num_gpus} x {deployment.gpu.name}: {replicas}, {spread_words(deployment.parallelism)},"
+        f"{deployment.num_gpus} x {deployment.gpu.name}: {replicas}, {shape_words(deployment)},"
         f" {deployment.precision.weights} weights, {deployment.precision.kv} KV,"
         f" {deployment.engine} {deployment.engine_version}"
     )
@@ -91,10 +91,12 @@ def _pool_words(pool: InstancePool, role: str) -> str:
 
 
 def shape_words(deployment: Deployment) -> str:
-    """How a replica is spread, e.g. ``TP4``, or a group's prefill and decode instances, e.g. ``2P TP1 + 1D TP2``."""
+    """What a replica is, e.g. ``TP4``, ``TP4 ngram x3`` with a drafter, or a group's ``2P TP1 + 1D TP2``."""
     group = deployment.disaggregation
     if group is None:
-        return spread_words(deployment.parallelism)
+        drafter = deployment.speculation
+        proposes = "" if drafter is None else f" {drafter.method} x{drafter.num_speculative_tokens}"
+        return spread_words(deployment.parallelism) + proposes
     pools = ((group.prefill, "P"), (group.decode, "D"))
     return " + ".join(f"{pool.num_instances}{letter} {spread_words(pool.parallelism)}" for pool, letter in pools)
 

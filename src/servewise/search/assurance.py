@@ -112,8 +112,8 @@ def _interval(values: Sequence[float]) -> Interval:
 def _means(
     shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, summary: Summary
 ) -> dict[str, MeanEstimate]:
-    """Mean TTFT and TPOT with the errors of predictions like these; nothing for groups, which were not held out."""
-    if shape.deployment.disaggregation is not None:
+    """Mean TTFT and TPOT with the errors of predictions like these; nothing where none was held out."""
+    if not shape.deployment.is_plain:
         return {}
     outcome = try_fleet(shape, memory, load, num_replicas, stop=False).outcome
     error = perf.mean_error(shape.deployment, saturated=runs_full(shape, memory, load, outcome))
@@ -219,4 +219,5 @@ def _bound(search: Search, load: Load, deployment: Deployment) -> Bounds:
         knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
         num_ranks=deployment.parallelism.data_parallel_size,
         num_stages=deployment.parallelism.pipeline_parallel_size,
+        tokens_per_step=deployment.max_tokens_per_step,
     )

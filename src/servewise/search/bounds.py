@@ -100,6 +100,7 @@ def bounds(
     knows_prefix: bool,
     num_ranks: int = 1,
     num_stages: int = 1,
+    tokens_per_step: int = 1,
     decode_pool: tuple[StepTable, int, int] | None = None,
 ) -> Bounds:
     """Lower bounds of a shape.
@@ -119,6 +120,8 @@ def bounds(
         Data parallel ranks of a replica, each of which takes at least the times of the table (see ``idle_ranks``).
     num_stages : int
         Pipeline stages. The table has a batch's whole pass, but as many batches are under way at once.
+    tokens_per_step : int
+        Most tokens that a step yields for a request: more than one with speculative decoding.
     decode_pool : (StepTable, int, int), optional
         Of a group of prefill and decode instances: the decode instances' step table, the number of prefill and of
         decode instances. ``table`` is then that of the prefill instances, and a replica a group.
@@ -126,7 +129,7 @@ def bounds(
     if not len(packed.requests.arrival):
         return Bounds(num_replicas=1, num_hopeless=packed.num_rejected, latency_s=float("inf"))
     inputs = packed.requests.input_tokens.astype(np.float64)
-    outputs = packed.requests.output_tokens.astype(np.float64)
+    steps = np.ceil((packed.requests.output_tokens - 1) / tokens_per_step)  # beside the one that ends the prompt
     prompts = np.ones_like(inputs) if knows_prefix else inputs
     pairs = prompts * (prompts + 1) / 2
     token_s = float((table.mixed_tokens_s[1:] / np.arange(1, table.max_batched_tokens + 1)).min())
@@ -137,21 +140,21 @@ def bounds(
     decoding = table if decode_pool is None else decode_pool[0]
     row_alone_s = min(float(decoding.decode_fixed_s[1]), float(decoding.mixed_tokens_s[1]))
     alone_s = row_alone_s + _attention_alone_s(decoding, prompts)
-    total_s = first_s + (outputs - 1) * alone_s
+    total_s = first_s + steps * alone_s
     bad = np.zeros(len(inputs), bool)
     limits = rule.limits if rule is not None else Promise()
     if limits.ttft_s is not None:
         bad |= first_s > limits.ttft_s
     if limits.tpot_s is not None:
-        bad |= (outputs > 1) & (alone_s > limits.tpot_s)
+        bad |= (steps > 0) & (alone_s > limits.tpot_s * tokens_per_step)
     if limits.e2e_s is not None:
         bad |= total_s > limits.e2e_s
     row_s = min(
         float((decoding.mixed_tokens_s[1:] / np.arange(1, decoding.max_batched_tokens + 1)).min()),
         float((decoding.decode_fixed_s[1:] / np.arange(1, decoding.max_rows + 1)).min()),
     )
-    contexts = (outputs - 1) * (prompts + outputs / 2)
-    decode_s = ((outputs - 1) * row_s + contexts * _attention_rate(decoding)) / num_stages
+    contexts = steps * (prompts + (steps + 1) / 2)
+    decode_s = (steps * row_s + contexts * _attention_rate(decoding)) / num_stages
     of_prompts = _fewest_schedulers(packed, prefill_s, rule, limits.ttft_s)
     if decode_pool is None:
         of_all = _fewest_schedulers(packed, prefill_s + decode_s, rule, _patience(packed, limits))

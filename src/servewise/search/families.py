@@ -80,7 +80,7 @@ def families(search: Search, shapes: Sequence[Shape]) -> list[Family]:
             instances = None if d.disaggregation is None else d.disaggregation.decode.num_instances
             key = (
                 *(d.model.name, d.gpu.name, d.precision, d.parallelism, d.engine, d.engine_version),
-                *(pool, instances),
+                *(pool, instances, d.speculation),
             )
             grouped.setdefault(key, []).append(shape)
     packs: dict[tuple[object, ...], Packed] = {}
@@ -125,6 +125,7 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
                 knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
                 num_ranks=deployment.parallelism.data_parallel_size,
                 num_stages=deployment.parallelism.pipeline_parallel_size,
+                tokens_per_step=deployment.max_tokens_per_step,
             )
         family.bounds.append(limits[captured])
     return family

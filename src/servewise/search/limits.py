@@ -46,6 +46,8 @@ def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> 
     used_frac = outcome.peak_kv_blocks / outcome.num_kv_blocks
     if outcome.num_preemptions or used_frac >= KV_FULL_FRAC:
         first = f"KV memory ({used_frac:.0%} in use at the peak, {outcome.num_preemptions} preemptions)"
+    elif shape.deployment.speculation is not None:  # its steps are not taken apart
+        first = f"step time (replicas busy {_busy_frac(outcome):.0%})"
     else:
         name, share = _main_resource(shape, load, outcome)
         first = f"{name} ({share:.0%} of step time; replicas busy {_busy_frac(outcome):.0%})"

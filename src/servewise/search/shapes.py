@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from servewise.catalog import supported_precisions
 from servewise.errors import InputError
@@ -17,6 +18,7 @@ from servewise.types import (
     MemoryReport,
     PrecisionChoice,
     Search,
+    VllmParams,
 )
 
 __all__ = ["Shape", "enumerate_shapes"]
@@ -63,8 +65,9 @@ def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
                     if choice.precision not in supported_precisions(gpu, engine):
                         continue
                     for spread in spreads(engine, model, gpu, choice.precision.weights):
-                        for params in settings(engine, version, gpu, model, spread, longest):
-                            deployment = Deployment(
+                        tried = settings(engine, version, gpu, model, spread, longest)
+                        plain = [
+                            Deployment(
                                 model=model,
                                 gpu=gpu,
                                 engine=engine,
@@ -74,10 +77,25 @@ def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
                                 params=params,
                                 router=search.router,
                             )
+                            for params in tried
+                        ]
+                        for deployment in (*plain, *_speculating(search, plain)):
                             shapes.append(_shape(search, deployment, choice, len(shapes)))
     for choice, deployment in group_deployments(search) if search.max_effort == "high" else ():
         shapes.append(_group_shape(search, deployment, choice, len(shapes)))
     return tuple(shapes)
+
+
+def _speculating(search: Search, deployments: Sequence[Deployment]) -> Iterator[Deployment]:
+    """The deployments with each drafter, where it is simulated; every running request must fit a step."""
+    for drafter in search.speculations:
+        for deployment in deployments:
+            params, spread = deployment.params, deployment.parallelism
+            if not isinstance(params, VllmParams) or spread.data_parallel_size * spread.pipeline_parallel_size > 1:
+                continue
+            needed = params.max_num_seqs * (drafter.queries_per_row + drafter.budget_tokens_per_request)
+            if needed <= params.max_num_batched_tokens:
+                yield replace(deployment, speculation=drafter)
 
 
 def _shape(search: Search, deployment: Deployment, choice: PrecisionChoice, index: int) -> Shape:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from servewise.errors import InputError
 from servewise.store.assurance_json import Positions
 from servewise.store.plan_document import (
     DeploymentDocument,
@@ -10,17 +9,16 @@ from servewise.store.plan_document import (
     LinkDocument,
     PlanDocument,
     PoolDocument,
+    SpeculationDocument,
 )
-from servewise.types import Deployment, Disaggregation, InstancePool, KvLink, Parallelism, Precision
+from servewise.types import Deployment, Disaggregation, InstancePool, KvLink, Parallelism, Precision, Speculation
 
 __all__ = ["deployment_document", "deployment_of"]
 
 
 def deployment_document(deployment: Deployment, positions: Positions) -> DeploymentDocument:
     """What is written of a deployment; origins go to the document's table."""
-    if deployment.speculation is not None:
-        raise InputError("a plan cannot hold a deployment with speculative decoding yet")
-    group = deployment.disaggregation
+    group, drafter = deployment.disaggregation, deployment.speculation
     return DeploymentDocument(
         model=deployment.model.name,
         gpu=deployment.gpu.name,
@@ -37,6 +35,17 @@ def deployment_document(deployment: Deployment, positions: Positions) -> Deploym
         router=deployment.router,
         params=deployment.params,
         disaggregation=None if group is None else _group_document(group, positions),
+        speculation=None if drafter is None else _speculation_document(drafter),
+    )
+
+
+def _speculation_document(drafter: Speculation) -> SpeculationDocument:
+    return SpeculationDocument(
+        method=drafter.method,
+        num_speculative_tokens=drafter.num_speculative_tokens,
+        acceptance=drafter.acceptance,
+        draft_model=None if drafter.draft_model is None else drafter.draft_model.name,
+        head_name=drafter.head_name,
     )
 
 
@@ -66,7 +75,7 @@ def _pool_document(pool: InstancePool) -> PoolDocument:
 
 def deployment_of(document: DeploymentDocument, parsed: PlanDocument) -> Deployment:
     """The deployment that was written."""
-    group = document.disaggregation
+    group, drafter = document.disaggregation, document.speculation
     return Deployment(
         model=parsed.models[document.model],
         gpu=parsed.gpus[document.gpu],
@@ -84,6 +93,17 @@ def deployment_of(document: DeploymentDocument, parsed: PlanDocument) -> Deploym
         num_replicas=document.num_replicas,
         router=document.router,
         disaggregation=None if group is None else _group(group, parsed),
+        speculation=None if drafter is None else _speculation(drafter, parsed),
+    )
+
+
+def _speculation(document: SpeculationDocument, parsed: PlanDocument) -> Speculation:
+    return Speculation(
+        method=document.method,
+        num_speculative_tokens=document.num_speculative_tokens,
+        acceptance=document.acceptance,
+        draft_model=None if document.draft_model is None else parsed.models[document.draft_model],
+        head_name=document.head_name,
     )
 
 

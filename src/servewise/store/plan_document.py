@@ -32,6 +32,7 @@ from servewise.types import (
     Provenance,
     Router,
     SafetyMargin,
+    SpeculationMethod,
     Verdict,
     WeightPrecision,
 )
@@ -115,6 +116,16 @@ class DisaggregationDocument(_Document):
     router: GroupRouter
 
 
+class SpeculationDocument(_Document):
+    """A drafter; its model by name."""
+
+    method: SpeculationMethod
+    num_speculative_tokens: int
+    acceptance: tuple[float, ...]
+    draft_model: str | None
+    head_name: str
+
+
 class DeploymentDocument(_Document):
     """A deployment; model and GPU by name."""
 
@@ -133,6 +144,7 @@ class DeploymentDocument(_Document):
     router: Router
     params: EngineParams
     disaggregation: DisaggregationDocument | None = None
+    speculation: SpeculationDocument | None = None
 
 
 class MemoryDocument(_Document):

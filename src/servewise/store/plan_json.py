@@ -127,6 +127,8 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
     table = _ProvenanceTable()
     deployments = [candidate.deployment for candidate in plan.candidates]
     models = {deployment.model.name: deployment.model for deployment in deployments}
+    drafts = (d.speculation.draft_model for d in deployments if d.speculation)
+    models |= {draft.name: draft for draft in drafts if draft is not None}
     gpus = {deployment.gpu.name: deployment.gpu for deployment in deployments}
     gpus |= {d.disaggregation.prefill.gpu.name: d.disaggregation.prefill.gpu for d in deployments if d.disaggregation}
     versions: dict[str, set[str]] = {}

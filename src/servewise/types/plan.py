@@ -14,6 +14,7 @@ from servewise.types.model import ModelSpec
 from servewise.types.operation import Autoscaling, Failure
 from servewise.types.perf import MemoryReport
 from servewise.types.promise import Promise, Summary
+from servewise.types.speculation import Speculation
 from servewise.types.workload import Workload
 
 __all__ = [
@@ -79,6 +80,8 @@ class Search:
     price_kind : PriceKind
     start_up_s : float or None [s]
         Until a replica that is started serves; None: as ``perf.start_up_s`` says.
+    speculations : tuple of Speculation
+        Drafters that are tried with vLLM, beside none.
     """
 
     workload: Workload
@@ -93,6 +96,7 @@ class Search:
     router: Router = "round_robin"
     price_kind: PriceKind = "on_demand"
     start_up_s: float | None = None
+    speculations: tuple[Speculation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,11 +248,11 @@ class Plan:
 
 
 def best_of_each(candidates: Candidates, ranking: Sequence[int]) -> tuple[int, ...]:
-    """The first of a ranking of every model, engine, GPU, precision and parallelism."""
+    """The first of a ranking of every model, engine, GPU, precision, parallelism and drafter."""
     best: dict[tuple[object, ...], int] = {}
     for index in ranking:
         d = candidates[index].deployment
         pools = [d] if d.disaggregation is None else [d.disaggregation.prefill, d.disaggregation.decode]
         shape = tuple((p.gpu.name, p.parallelism, getattr(p, "num_instances", 0)) for p in pools)
-        best.setdefault((d.model.name, d.engine, d.engine_version, d.precision, shape), index)
+        best.setdefault((d.model.name, d.engine, d.engine_version, d.precision, shape, d.speculation), index)
     return tuple(best.values())

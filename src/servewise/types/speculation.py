@@ -97,6 +97,11 @@ class Speculation:
         return 1.0 + math.fsum(self.acceptance)
 
     @property
+    def max_tokens_per_step(self) -> int:
+        """Most tokens that a step yields for a decoding request, where steps vary as little as they can."""
+        return 1 + math.ceil(round(math.fsum(self.acceptance), 6))
+
+    @property
     def lookahead_tokens(self) -> int:
         """KV slots beyond the verified tokens: drafters with a forward pass of their own write theirs there.
 
