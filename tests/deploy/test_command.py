@@ -123,3 +123,14 @@ def test_notes_say_what_the_command_cannot() -> None:
     (note,) = notes(dataclasses.replace(plain, num_replicas=2))
     assert note == "start each of the 2 replicas on a GPU of its own, behind a prefix_aware router"
     assert "2 GPUs of its own" in notes(deployment())[0]
+    stages = Parallelism(tensor_parallel_size=8, pipeline_parallel_size=2)
+    (note,) = notes(dataclasses.replace(plain, parallelism=stages))
+    assert "takes 2 nodes" in note
+    assert "--nnodes 2 --node-rank RANK" in note
+    ranks = Parallelism(tensor_parallel_size=4, data_parallel_size=4, expert_parallel_size=16)
+    (note,) = notes(dataclasses.replace(plain, parallelism=ranks))
+    assert "--data-parallel-size-local 2 --data-parallel-address" in note
+    assert (
+        notes(dataclasses.replace(plain, parallelism=Parallelism(tensor_parallel_size=4, pipeline_parallel_size=2)))
+        == ()
+    )

@@ -133,12 +133,31 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
         words.append(
             f"replace {model.name} by a checkpoint of it in {weights}: {deployment.engine} does not make one at start"
         )
+    if group is None and num_gpus > deployment.gpu.gpus_per_node:
+        words.append(_nodes_words(deployment))
     if deployment.num_replicas > 1 and group is None:
         gpus = "a GPU of its own" if num_gpus == 1 else f"{num_gpus} GPUs of its own"
         words.append(
             f"start each of the {deployment.num_replicas} replicas on {gpus}, behind a {deployment.router} router"
         )
     return tuple(words)
+
+
+def _nodes_words(deployment: Deployment) -> str:
+    """How vLLM is started on several nodes (0.32, ``vllm serve --help``; the only engine that is planned with them)."""
+    spread, node = deployment.parallelism, deployment.gpu.gpus_per_node
+    num_nodes = -(-spread.num_gpus // node)
+    if spread.data_parallel_size == 1:
+        return (
+            f"a replica takes {num_nodes} nodes: run its command on each with --nnodes {num_nodes} --node-rank RANK "
+            "--master-addr FIRST_NODE, and with --headless on all but the first"
+        )
+    local = spread.data_parallel_size // num_nodes
+    return (
+        f"a replica takes {num_nodes} nodes: run its command on each with --data-parallel-size-local {local} "
+        f"--data-parallel-address FIRST_NODE, and on node N, counted from 0, but the first also with --headless "
+        f"--data-parallel-start-rank {local}*N"
+    )
 
 
 def render_shell(args: Sequence[str]) -> str:

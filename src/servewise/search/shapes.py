@@ -149,7 +149,8 @@ def _unavailable(search: Search, deployment: Deployment) -> str:
     if not offers:
         return f"no {search.price_kind} price is known for {gpu.name}; give one in a prices file"
     largest = max(offer.num_gpus for offer in offers)
-    together = spread.num_gpus // spread.pipeline_parallel_size  # only stages may stand in several nodes
+    # what spans nodes, stages or ranks, takes whole ones
+    together = min(spread.num_gpus // spread.pipeline_parallel_size, gpu.gpus_per_node)
     if together > largest:
         return f"{together} GPUs that work together > {largest} GPUs in the largest node offered of {gpu.name}"
     limit = search.budget.max_gpus

@@ -13,12 +13,16 @@ ATTENTION_RANKS: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
 STAGES = (2, 4)
 """Pipeline stages that are tried."""
 
+RANKS = (2, 4, 8, 16)
+"""Data parallel ranks that are tried."""
+
 
 def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightPrecision) -> tuple[Parallelism, ...]:
     """Spreads that are tried, in a fixed order.
 
     Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
-    all GPUs of the replica; for vLLM also pipeline stages within a node, and whole nodes as stages of two or four.
+    all GPUs of the replica; for vLLM also ranks that fill two nodes, pipeline stages within a node, and whole nodes as
+    stages of two or four.
 
     Parameters
     ----------
@@ -29,6 +33,7 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     """
     if engine == "ollama":  # several GPUs take a model's layers in turn, which is not simulated
         return (Parallelism(),)
+    node = gpu.gpus_per_node
     tensor = (
         tgi.supported_tensor_parallel_sizes(model, gpu)
         if engine == "tgi"
@@ -39,11 +44,11 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
         found += [
             Parallelism(tensor_parallel_size=size, data_parallel_size=ranks, expert_parallel_size=size * ranks)
             for size in tensor
-            for ranks in (2, 4, 8)
-            if size * ranks <= gpu.gpus_per_node and model.moe.num_experts % (size * ranks) == 0
+            for ranks in RANKS
+            if (size * ranks <= node or (engine == "vllm" and size * ranks == 2 * node))
+            and model.moe.num_experts % (size * ranks) == 0
         ]
     if engine == "vllm":
-        node = gpu.gpus_per_node
         found += [
             Parallelism(tensor_parallel_size=size, pipeline_parallel_size=stages)
             for stages in STAGES
