@@ -184,6 +184,10 @@ def test_a_drafter_has_one_rate_for_each_position_or_one_for_all(tmp_path: Path)
             "5: speculation.0: vLLM loads an EAGLE head by its hub id; give it as head_name",
         ),
         (
+            {"speculation": "[{method: eagle, num_speculative_tokens: 2, acceptance: 0.5, head_name: --evil}]"},
+            "5: speculation.0: model name '--evil' cannot be passed to vllm serve",
+        ),
+        (
             {
                 "model": "[meta-llama/Llama-3.1-8B-Instruct, meta-llama/Llama-3.1-70B-Instruct]",
                 "speculation": "[{method: eagle, num_speculative_tokens: 2, acceptance: 0.5}]",

@@ -12,6 +12,7 @@ from servewise.config.check import validate
 from servewise.config.document import Document, Location, read_document
 from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSection, SpeculationSection
 from servewise.config.traffic import traffic_source
+from servewise.engines import checked_name
 from servewise.errors import InputError, UnknownNameError
 from servewise.traffic import TrafficSource
 from servewise.types import (
@@ -145,6 +146,8 @@ def _speculation(document: Document, location: Location, asked: SpeculationSecti
         raise document.error(location, "vLLM loads an EAGLE head by its hub id; give it as head_name")
     rates, name = asked.acceptance, _draft_model(document, location, asked)
     try:
+        if asked.head_name:  # now, not after the search
+            checked_name(asked.head_name, "vllm serve")
         return Speculation(
             method=asked.method,
             num_speculative_tokens=asked.num_speculative_tokens,

@@ -2,12 +2,13 @@
 
 from servewise.engines import baselines, llamacpp, ollama, sglang, tgi, trtllm, vllm
 from servewise.engines.graphs import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
-from servewise.engines.launch import Launch
+from servewise.engines.launch import Launch, checked_name
 
 __all__ = [
     "Launch",
     "baselines",
     "capture_sizes",
+    "checked_name",
     "llamacpp",
     "ollama",
     "pads_to_captured_sizes",

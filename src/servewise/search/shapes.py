@@ -93,8 +93,7 @@ def _speculating(search: Search, deployments: Sequence[Deployment]) -> Iterator[
             params, spread = deployment.params, deployment.parallelism
             if not isinstance(params, VllmParams) or spread.data_parallel_size * spread.pipeline_parallel_size > 1:
                 continue
-            needed = params.max_num_seqs * (drafter.queries_per_row + drafter.budget_tokens_per_request)
-            if needed <= params.max_num_batched_tokens:
+            if drafter.step_tokens(params.max_num_seqs) <= params.max_num_batched_tokens:
                 yield replace(deployment, speculation=drafter)
 
 

@@ -109,6 +109,10 @@ class Speculation:
         """
         return 0 if self.method == "ngram" else self.num_speculative_tokens
 
+    def step_tokens(self, num_rows: int) -> int:
+        """Least budget of a step that holds so many decoding requests with their proposals [tokens]."""
+        return num_rows * (self.queries_per_row + self.budget_tokens_per_request)
+
     @property
     def budget_tokens_per_request(self) -> int:
         """Tokens of a step's budget that every request in it takes beside its own: one more input of a draft model.

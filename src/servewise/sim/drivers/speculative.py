@@ -40,7 +40,7 @@ class VllmSpeculative:
                 "decoding; leave them at their defaults"
             )
         known = _speculation(deployment)
-        needed = params.max_num_seqs * (known.queries_per_row + known.budget_tokens_per_request)
+        needed = known.step_tokens(params.max_num_seqs)
         if params.max_num_batched_tokens < needed:
             raise InputError(
                 f"max_num_batched_tokens {params.max_num_batched_tokens} is below the {needed} tokens that "
