@@ -12,13 +12,12 @@ the two in the middle happen at the start of the window's last step, otherwise a
 
 from __future__ import annotations
 
-import math
-
 from servewise.kernel import group as gr
 from servewise.kernel import layout as lo
 from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
 from servewise.kernel.group import Group
 from servewise.kernel.layout import Limits, Outputs, Recorder, Replica, Requests, compiled
+from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["advance"]
 
@@ -234,13 +233,8 @@ def _go_on_prefill(g: Group, k: int, q: int, now: float, req: Requests) -> None:
     ints[gr.PARITY] = 1 - ints[gr.PARITY]
     tokens = ints[gr.PREFILL_TOKENS]
     times = g.prefill.times
-    duration = (
-        times.mixed_tokens[tokens]
-        + times.sample[ints[gr.BATCH_SIZE + ints[gr.PARITY]]]
-        + times.prefill_fixed
-        + times.prefill_per_token * tokens
-        + times.prefill_per_pair * floats[gr.PAIRS]
-    )
+    sampled = ints[gr.BATCH_SIZE + ints[gr.PARITY]]
+    duration = mixed_step_s(times, 0, 0, 0.0, tokens, sampled, tokens, floats[gr.PAIRS])
     ints[lo.BUSY] = 1
     ints[lo.NUM_STEPS] += 1
     ints[lo.NUM_WINDOWS] += 1
@@ -732,26 +726,17 @@ def _begin_decode(g: Group, k: int, d: int, now: float) -> None:
     context = ints[lo.CONTEXT]
     tokens = ints[gr.PREFILL_TOKENS]
     knot = ints[lo.KNOT]
-    num_knots = len(times.knots)
     attention = 0.0
     slope = 0.0
     if rows > 0:
-        while context < times.knots[knot] * rows:
-            knot -= 1
-        while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-            knot += 1
+        knot = knot_at(times, rows, context, knot)
         slope = times.attention_slope[rows, knot]
         attention = times.attention_base[rows, knot] + slope * context
     count = 1
     growth = 0.0
     if tokens > 0:
-        first = (
-            times.mixed_tokens[rows + tokens]
-            + max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
-            + times.sample[rows + ints[gr.NUM_PREFILLED]]
-            + times.prefill_fixed
-            + times.prefill_per_token * tokens
-            + times.prefill_per_pair * floats[gr.PAIRS]
+        first = mixed_step_s(
+            times, rows, context, attention, rows + tokens, rows + ints[gr.NUM_PREFILLED], tokens, floats[gr.PAIRS]
         )
         ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + tokens)
     else:
@@ -765,8 +750,7 @@ def _begin_decode(g: Group, k: int, d: int, now: float) -> None:
             and not (ints[gr.BLOCKED] == 1 and ints[gr.RELEASED] == 1)
         ):
             count = ints[lo.NEXT_FINISH] - ints[lo.STEP]
-            if knot + 1 < num_knots:
-                count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
+            count = min(count, steps_to_knot(times, rows, context, knot))
             if count > 1 and g.protocol.kind != gr.HANDOFF:
                 count = 1 + _steps_before_shortage(g, d, ints[lo.STEP] + 1, ints[lo.FREE], rows, count - 1)
     ints[lo.KNOT] = knot

@@ -26,6 +26,7 @@ from servewise.kernel.layout import (
     Times,
     compiled,
 )
+from servewise.kernel.steps import mixed_step_s
 
 __all__ = ["Slots", "advance", "new_slots"]
 
@@ -138,18 +139,8 @@ def _attention_s(times: Times, rows: int, context: int) -> float:
 @compiled
 def _prompt_pass_s(times: Times, rows: int, context: int, tokens: int, pairs: float, sampled: int) -> float:
     """Duration of a pass with prompt tokens."""
-    attention = 0.0
-    if rows > 0:
-        beside = times.mixed_row_fixed * rows + times.mixed_row_per_token * context
-        attention = max(_attention_s(times, rows, context), beside)
-    return float(
-        times.mixed_tokens[rows + tokens]
-        + attention
-        + times.sample[sampled]
-        + times.prefill_fixed
-        + times.prefill_per_token * tokens
-        + times.prefill_per_pair * pairs
-    )
+    attention = _attention_s(times, rows, context) if rows > 0 else 0.0
+    return mixed_step_s(times, rows, context, attention, rows + tokens, sampled, tokens, pairs)
 
 
 @compiled

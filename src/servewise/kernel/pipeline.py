@@ -21,6 +21,7 @@ from servewise.kernel.clock import misses, record_gap, record_sample, send_next
 from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times, compiled
 from servewise.kernel.prefix import hash_blocks, lookup, take_blocks, touch_hits
 from servewise.kernel.rows import blocks_of, compact, release, sort_by_position
+from servewise.kernel.steps import knot_at, mixed_step_s
 
 __all__ = ["Pipeline", "advance", "new_pipeline"]
 
@@ -170,7 +171,6 @@ def advance(
     shift = eng.block_shift
     phase_mask = (1 << shift) - 1
     ring_mask = pipe.ring.shape[2] - 1
-    num_knots = len(times.knots)
     caching = eng.caching != 0
     names_output = caching and px.names_output != 0
     record_gaps = len(rec.gaps) > 0
@@ -394,22 +394,16 @@ def advance(
         # --- how long its pass takes, and when it leaves the pipeline.
         attention = 0.0
         if rows > 0:
-            knot = groups[group, KNOT]
-            while context < times.knots[knot] * rows:
-                knot -= 1
-            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                knot += 1
+            knot = knot_at(times, rows, context, groups[group, KNOT])
             groups[group, KNOT] = knot
             attention = times.attention_base[rows, knot] + times.attention_slope[rows, knot] * context
         if prefill_tokens > 0:
-            sampled = times.sample[rows + num_prefilled]
-            layers = (
-                times.mixed_tokens[rows + prefill_tokens]
-                + max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
-                + times.prefill_fixed
-                + times.prefill_per_token * prefill_tokens
-                + times.prefill_per_pair * pairs
+            emitting = rows + num_prefilled
+            sampled = times.sample[emitting]
+            whole = mixed_step_s(
+                times, rows, context, attention, rows + prefill_tokens, emitting, prefill_tokens, pairs
             )
+            layers = whole - sampled
             mixed_time += (layers + sampled) / stages
             peak_tokens = max(peak_tokens, rows + prefill_tokens)
         else:

@@ -33,6 +33,7 @@ from servewise.kernel.layout import (
 )
 from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, look_up, release
 from servewise.kernel.rows import compact, sort_by_position, steps_before_shortage, unlink
+from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["Sglang", "advance", "new_sglang", "sglang_at"]
 
@@ -677,8 +678,7 @@ def _equal_steps(
     rows = ints[lo.ROWS]
     knot = ints[lo.KNOT]
     count = ints[lo.NEXT_FINISH] - ints[lo.STEP]
-    if knot + 1 < len(times.knots):
-        count = min(count, math.ceil((times.knots[knot + 1] * rows - ints[lo.CONTEXT]) / rows))
+    count = min(count, steps_to_knot(times, rows, ints[lo.CONTEXT], knot))
     if count > 1:
         count = 1 + steps_before_shortage(rep.phase, ints[lo.STEP] + 1, ints[lo.FREE], rows, count - 1)
     if count > 1 and (state.ints[LATCH] == 0 or state.ints[LATCH_OFF] != 0):
@@ -732,7 +732,6 @@ def advance(
     """
     ints, floats, mine = rep.ints, rep.floats, state.ints
     shift = eng.block_shift
-    num_knots = len(times.knots)
     while True:
         busy = ints[lo.BUSY]
         visible = floats[lo.LAST_START] if busy == 1 else floats[lo.NOW]
@@ -803,31 +802,18 @@ def advance(
 
         # --- run: one step, or a window of decode steps.
         rows = ints[lo.ROWS] if decoding else 0
+        context = ints[lo.CONTEXT]
         attention = 0.0
         slope = 0.0
         if rows > 0:
-            context = ints[lo.CONTEXT]
-            knot = ints[lo.KNOT]
-            while context < times.knots[knot] * rows:
-                knot -= 1
-            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                knot += 1
+            knot = knot_at(times, rows, context, ints[lo.KNOT])
             ints[lo.KNOT] = knot
             slope = times.attention_slope[rows, knot]
             attention = times.attention_base[rows, knot] + slope * context
-            if tokens > 0:
-                attention = max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
         growth = slope * rows
         count = 1
         if tokens > 0:
-            first = (
-                times.mixed_tokens[rows + tokens]
-                + attention
-                + times.sample[rows + completed]
-                + times.prefill_fixed
-                + times.prefill_per_token * tokens
-                + times.prefill_per_pair * pairs
-            )
+            first = mixed_step_s(times, rows, context, attention, rows + tokens, rows + completed, tokens, pairs)
             ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + tokens)
         else:
             first = times.decode_fixed[rows] + attention

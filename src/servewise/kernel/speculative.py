@@ -17,6 +17,7 @@ from servewise.kernel import layout as lo
 from servewise.kernel.clock import misses, record_gap, record_sample, send_next
 from servewise.kernel.layout import Engine, Limits, Outputs, Recorder, Replica, Requests, Times, compiled
 from servewise.kernel.rows import blocks_of
+from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["UNIT", "Speculative", "advance", "new_speculative"]
 
@@ -240,7 +241,6 @@ def advance(
 
     shift = eng.block_shift
     lag = eng.lag
-    num_knots = len(times.knots)
     queries = 1 + spec.proposed
     record_gaps = len(rec.gaps) > 0
     rows = ints[lo.ROWS]
@@ -404,30 +404,29 @@ def advance(
         attention = 0.0
         slope = 0.0
         if rows > 0:
-            while context < times.knots[knot] * rows:
-                knot -= 1
-            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                knot += 1
+            knot = knot_at(times, rows, context, knot)
             slope = times.attention_slope[rows, knot]
             attention = times.attention_base[rows, knot] + slope * context
         slope *= rows
         count = 1
         if prefill_tokens > 0:
-            first = (
-                times.mixed_tokens[rows * queries + prefill_tokens]
-                + max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
-                + times.sample[rows + num_prefilled]
-                + times.prefill_fixed
-                + times.prefill_per_token * prefill_tokens
-                + times.prefill_per_pair * pairs
+            first = mixed_step_s(
+                times,
+                rows,
+                context,
+                attention,
+                rows * queries + prefill_tokens,
+                rows + num_prefilled,
+                prefill_tokens,
+                pairs,
             )
             ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows * queries + prefill_tokens)
         else:
             first = times.decode_fixed[rows] + attention
             if eng.single_step == 0 and num_wasted == 0 and not preempting and not (blocked and released):
                 count = next_finish - step
-                if knot + 1 < num_knots:
-                    more = math.ceil((times.knots[knot + 1] * rows - context) / rows)
+                if knot + 1 < len(times.knots):
+                    more = steps_to_knot(times, rows, context, knot)
                     count = min(count, _first_step_at(spec, level + more) - step)
                 if count > 1 and not blocked:
                     arrival = horizon

@@ -7,12 +7,12 @@ step in which a row ends or a piece of the step table does.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from servewise.kernel import layout as lo
 from servewise.kernel.clock import misses, record_gap, record_sample, send_next
 from servewise.kernel.layout import Engine, Limits, Outputs, Recorder, Replica, Requests, Times, compiled
+from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["Batching", "advance"]
 
@@ -59,7 +59,6 @@ def advance(
     now = floats[lo.NOW]
 
     ring_mask = len(rep.ring) - 1
-    num_knots = len(times.knots)
     status = lo.DONE
 
     while True:
@@ -101,26 +100,16 @@ def advance(
         growth = 0.0
         if longest > 0:
             tokens = size * longest
-            first = (
-                times.mixed_tokens[tokens]
-                + times.sample[size]
-                + times.prefill_fixed
-                + times.prefill_per_token * tokens
-                + times.prefill_per_pair * (0.5 * tokens * (longest + 1))
-            )
+            first = mixed_step_s(times, 0, 0, 0.0, tokens, size, tokens, 0.5 * tokens * (longest + 1))
             ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], tokens)
         else:
-            while context < times.knots[knot] * rows:
-                knot -= 1
-            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                knot += 1
+            knot = knot_at(times, rows, context, knot)
             slope = times.attention_slope[rows, knot]
             first = times.decode_fixed[size] + times.attention_base[rows, knot] + slope * context
             growth = slope * rows
             if eng.single_step == 0:
                 count = next_finish - step
-                if knot + 1 < num_knots:
-                    count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
+                count = min(count, steps_to_knot(times, rows, context, knot))
         elapsed = count * first + 0.5 * growth * count * (count - 1)
         if longest == 0 and len(rec.gaps) > 0 and not record_gap(rec, first, growth, count, rows):
             status = lo.OVERFLOW

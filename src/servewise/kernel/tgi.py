@@ -21,6 +21,7 @@ from servewise.kernel import layout as lo
 from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
 from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times, compiled
 from servewise.kernel.prefix import HASHED, OVERFLOWED, UNHASHED, lookup, release_blocks, take_blocks, touch_hits
+from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["Tgi", "advance", "new_tgi"]
 
@@ -221,7 +222,6 @@ def advance(
     caching = eng.caching != 0
     record_gaps = len(rec.gaps) > 0
     ring_mask = len(rep.ring) - 1
-    num_knots = len(times.knots)
     status = lo.DONE
 
     while True:
@@ -364,32 +364,28 @@ def advance(
         attention = 0.0
         slope = 0.0
         if decoding > 0:
-            while context < times.knots[knot] * rows:
-                knot -= 1
-            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                knot += 1
+            knot = knot_at(times, rows, context, knot)
             slope = times.attention_slope[rows, knot]
             attention = times.attention_base[rows, knot] + slope * context
-            if prefill_tokens > 0:
-                attention = max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
         growth = slope * decoding
         count = 1
         if prefill_tokens > 0:
-            first = (
-                times.mixed_tokens[decoding + prefill_tokens]
-                + attention
-                + times.sample[decoding + num_prefilled]
-                + times.prefill_fixed
-                + times.prefill_per_token * prefill_tokens
-                + times.prefill_per_pair * pairs
+            first = mixed_step_s(
+                times,
+                decoding,
+                context,
+                attention,
+                decoding + prefill_tokens,
+                decoding + num_prefilled,
+                prefill_tokens,
+                pairs,
             )
             ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], decoding + prefill_tokens)
         else:
             first = times.decode_fixed[rows] + attention
             if eng.single_step == 0 and (waiting == 0 or may_admit):
                 count = min(next_finish - step, patience)
-                if knot + 1 < num_knots:
-                    count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
+                count = min(count, steps_to_knot(times, rows, context, knot))
                 # with as many in flight as may be, whoever comes is turned away
                 if count > 1 and not blocked and num_running + waiting < eng.max_num_seqs:
                     arrival = min(horizon, req.arrival[rep.queue[seen]]) if seen < end else horizon

@@ -9,7 +9,6 @@ step in which something else can happen. With ``GUARANTEED_NO_EVICT`` ``ints[FRE
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ from servewise.kernel.prefix import (
     touch_hits,
 )
 from servewise.kernel.rows import blocks_of, compact, steps_before_shortage, unlink
+from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["Trtllm", "advance", "new_trtllm", "trtllm_at"]
 
@@ -358,7 +358,6 @@ def advance(
     shift = eng.block_shift
     phase_mask = (1 << shift) - 1
     ring_mask = len(rep.ring) - 1
-    num_knots = len(times.knots)
     caching = eng.caching != 0
     evicting = trt.evicting != 0
     record_gaps = len(rec.gaps) > 0
@@ -557,24 +556,14 @@ def advance(
         attention = 0.0
         slope = 0.0
         if rows > 0:
-            while context < times.knots[knot] * rows:
-                knot -= 1
-            while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                knot += 1
+            knot = knot_at(times, rows, context, knot)
             slope = times.attention_slope[rows, knot]
             attention = times.attention_base[rows, knot] + slope * context
-            if prefill_tokens > 0:
-                attention = max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
         growth = slope * rows
         count = 1
         if prefill_tokens > 0:
-            first = (
-                times.mixed_tokens[rows + prefill_tokens]
-                + attention
-                + times.sample[rows + num_prefilled]
-                + times.prefill_fixed
-                + times.prefill_per_token * prefill_tokens
-                + times.prefill_per_pair * pairs
+            first = mixed_step_s(
+                times, rows, context, attention, rows + prefill_tokens, rows + num_prefilled, prefill_tokens, pairs
             )
             ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + prefill_tokens)
         else:
@@ -584,8 +573,7 @@ def advance(
                 settled = not changed and (settled or not evicting or _last_running(rep) < rep.preempted[0])
             if eng.single_step == 0 and ints[lo.NUM_WASTED] == 0 and not waiting and limit == FAR and settled:
                 count = next_finish - step
-                if knot + 1 < num_knots:
-                    count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
+                count = min(count, steps_to_knot(times, rows, context, knot))
                 if evicting and count > 1:
                     count = 1 + steps_before_shortage(rep.phase, step + 1, ints[lo.FREE], rows, count - 1)
                 if count > 1 and not blocked:

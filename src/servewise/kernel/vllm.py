@@ -10,8 +10,6 @@ a row finishes, the free blocks run out, a piece of the step table ends, or a pl
 
 from __future__ import annotations
 
-import math
-
 from servewise.kernel import layout as lo
 from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
 from servewise.kernel.layout import (
@@ -48,6 +46,7 @@ from servewise.kernel.rows import (
     steps_before_shortage,
     unlink,
 )
+from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["advance"]
 
@@ -134,7 +133,6 @@ def advance(
     shift = eng.block_shift
     phase_mask = (1 << shift) - 1
     ring_mask = len(rep.ring) - 1
-    num_knots = len(times.knots)
     lag = eng.lag
     caching = eng.caching != 0
     names_output = caching and px.names_output != 0
@@ -420,22 +418,14 @@ def advance(
             attention = 0.0
             slope = 0.0
             if rows > 0:
-                while context < times.knots[knot] * rows:
-                    knot -= 1
-                while knot + 1 < num_knots and context >= times.knots[knot + 1] * rows:
-                    knot += 1
+                knot = knot_at(times, rows, context, knot)
                 slope = times.attention_slope[rows, knot]
                 attention = times.attention_base[rows, knot] + slope * context
             growth = slope * rows
             count = 1
             if prefill_tokens > 0:
-                first = (
-                    times.mixed_tokens[rows + prefill_tokens]
-                    + max(attention, times.mixed_row_fixed * rows + times.mixed_row_per_token * context)
-                    + times.sample[rows + num_prefilled]
-                    + times.prefill_fixed
-                    + times.prefill_per_token * prefill_tokens
-                    + times.prefill_per_pair * pairs
+                first = mixed_step_s(
+                    times, rows, context, attention, rows + prefill_tokens, rows + num_prefilled, prefill_tokens, pairs
                 )
             else:
                 first = times.decode_fixed[rows] + attention
@@ -447,8 +437,7 @@ def advance(
                     and not (blocked and released)
                 ):
                     count = next_finish - step
-                    if knot + 1 < num_knots:
-                        count = min(count, math.ceil((times.knots[knot + 1] * rows - context) / rows))
+                    count = min(count, steps_to_knot(times, rows, context, knot))
                     if count > 1:
                         count = 1 + steps_before_shortage(rep.phase, step + 1, free, rows, count - 1)
                     if names_output:  # blocks that fill up get their identity in the plan of that very step
