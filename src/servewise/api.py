@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from servewise import __version__, catalog, quality, search, traffic
-from servewise.compare import compare_strategies, context_tokens
+from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
@@ -195,7 +195,7 @@ def compare(
         name=service.name,
         traffic=_traffic_words(asked),
         promise=asked.promise,
-        context_tokens=context_tokens(asked, asked.models[0]),
+        context_tokens=traffic.context_limit(asked.workload, asked.models[0]),
         results=results,
         notes=(*_warnings(service, asked), *sorted(warnings)),
     )

@@ -11,6 +11,7 @@ from servewise.errors import InputError
 from servewise.metrics import summarize
 from servewise.perf import memory, step_model
 from servewise.sim import memory_use, simulate, to_log
+from servewise.traffic import context_limit
 from servewise.types import (
     Deployment,
     EngineName,
@@ -23,16 +24,7 @@ from servewise.types import (
     StrategyResult,
 )
 
-__all__ = ["compare_strategies", "context_tokens", "smallest_tensor_parallel_size", "strategies"]
-
-CONTEXT_STEP_TOKENS = 1024
-"""The longest request that engines are set to is rounded up to a multiple of this, as in a plan."""
-
-
-def context_tokens(search: Search, model: ModelSpec) -> int:
-    """Longest request [tokens] that every strategy is set to: prompt and declared limit, within the model's context."""
-    longest = int((search.workload.input_tokens + search.workload.max_tokens).max())
-    return min(-(-longest // CONTEXT_STEP_TOKENS) * CONTEXT_STEP_TOKENS, model.max_context_tokens)
+__all__ = ["compare_strategies", "smallest_tensor_parallel_size", "strategies"]
 
 
 def precision_of(search: Search, model: ModelSpec, gpu: GpuSpec) -> Precision:
@@ -140,7 +132,7 @@ def compare_strategies(
         When the model fits on no node of the GPU, or not in this many parts.
     """
     model, gpu = search.models[0], search.gpus[0]
-    longest, precision = context_tokens(search, model), precision_of(search, model, gpu)
+    longest, precision = context_limit(search.workload, model), precision_of(search, model, gpu)
     size = tensor_parallel_size or smallest_tensor_parallel_size(model, gpu, precision, longest)
     allowed = vllm.supported_tensor_parallel_sizes(model, gpu, precision.weights)
     if size not in allowed:

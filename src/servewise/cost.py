@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from servewise.errors import InputError
 from servewise.types import Cost, Deployment, GpuOffer, InstancePool, Summary
-from servewise.units import HOURS_PER_MONTH
+from servewise.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 __all__ = ["cost", "cost_of_groups", "fleet_nodes", "groups_usd_per_h"]
 
 TOKENS_PER_MTOK = 1e6
-SECONDS_PER_HOUR = 3600.0
 
 Nodes = tuple[tuple[int, int], ...]
 

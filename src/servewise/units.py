@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GB", "GIB", "HOURS_PER_MONTH", "MIB", "format_bytes", "format_duration", "format_usd"]
+__all__ = ["GB", "GIB", "HOURS_PER_MONTH", "MIB", "SECONDS_PER_HOUR", "format_bytes", "format_duration", "format_usd"]
 
 GB = 10**9
 """Bytes in a gigabyte, used for bandwidth [bytes]."""
@@ -10,6 +10,8 @@ GIB = 2**30
 """Bytes in a gibibyte, used for memory [bytes]."""
 MIB = 2**20
 """Bytes in a mebibyte [bytes]."""
+SECONDS_PER_HOUR = 3600.0
+"""Seconds in an hour [s]."""
 HOURS_PER_MONTH = 730.0
 """Hours in the month that monthly costs assume [h]."""
 

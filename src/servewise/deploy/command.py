@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from servewise.engines import Launch, ollama, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
-from servewise.types import Deployment, EngineName, ModelSpec, Role, WeightPrecision
+from servewise.types import ROLES, Deployment, EngineName, ModelSpec, Role, WeightPrecision
 
 __all__ = ["command", "commands", "launch", "launches", "notes", "render_launch", "render_shell"]
 
@@ -26,7 +26,6 @@ NEEDS_CHECKPOINT: Mapping[EngineName, Callable[[ModelSpec, WeightPrecision], boo
     "tgi": tgi.needs_quantized_checkpoint,
     "ollama": ollama.needs_quantized_checkpoint,
 }
-ROLES: tuple[Role, Role] = ("prefill", "decode")
 VLLM_TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 TRTLLM_TRANSFER = "cache_transceiver_config:\n  backend: DEFAULT\n"
 

@@ -8,7 +8,6 @@ from servewise.engines import baselines, llamacpp, ollama, sglang, tgi, trtllm, 
 from servewise.perf.layout import require_supported
 from servewise.perf.memory_baselines import baseline_parts
 from servewise.perf.memory_engines import (
-    CONTEXT_PADDING,
     llamacpp_parts,
     sglang_cell_bytes,
     sglang_parts,
@@ -19,6 +18,7 @@ from servewise.perf.memory_parts import MemoryParts
 from servewise.perf.memory_tgi import tgi_bytes_per_token, tgi_parts
 from servewise.perf.memory_vllm import vllm_parts
 from servewise.types import (
+    CONTEXT_PADDING,
     BaselineParams,
     Deployment,
     EngineParams,

@@ -11,18 +11,24 @@ from servewise.perf.memory_kv import kv_bytes_per_token_and_layer, kv_layout
 from servewise.perf.memory_parts import MemoryParts
 from servewise.perf.memory_vllm import forward_bytes, ranks_of_layer
 from servewise.perf.memory_weights import expert_weights, stage_layers, weights_bytes
-from servewise.types import Deployment, LlamacppParams, Provenance, SglangParams, TrtllmParams, WeightPrecision
+from servewise.types import (
+    CONTEXT_PADDING,
+    Deployment,
+    LlamacppParams,
+    Provenance,
+    SglangParams,
+    TrtllmParams,
+    WeightPrecision,
+)
 from servewise.units import GIB
 
-__all__ = ["CONTEXT_PADDING", "llamacpp_parts", "sglang_parts", "trtllm_parts"]
+__all__ = ["llamacpp_parts", "sglang_parts", "trtllm_parts"]
 
 SWA_FULL_TOKENS_RATIO = 0.8
 """Tokens of SGLang's sliding-window pool for each token of the full one."""
 GGUF_BITS: dict[WeightPrecision, float] = {"bf16": 16.0, "q8_0": 8.5, "q4_0": 4.635, "q4_k_m": 4.8944}
 """Bits of a weight, embedding and head included, as F16, Q8_0, Q4_0 and Q4_K_M store Llama-3.1-8B (ggml-org/llama.cpp,
 ``tools/quantize/README.md``; Q4_0 by its blocks, with the head in Q6_K)."""
-CONTEXT_PADDING = 256
-"""llama.cpp allocates a multiple of this many cells."""
 MXFP4_BITS, MXFP4_REST_BITS = 4.25, 8.5
 """Bits of a weight in gpt-oss files: experts in MXFP4, the rest in Q8_0 (ggml-org's files)."""
 

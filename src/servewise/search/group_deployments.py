@@ -7,9 +7,9 @@ from itertools import product
 
 from servewise.catalog import supported_precisions
 from servewise.perf import kv_link, memory
-from servewise.search.context import context_tokens
 from servewise.search.settings import pool_params
 from servewise.search.spreads import spreads
+from servewise.traffic import context_limit
 from servewise.types import (
     Deployment,
     Disaggregation,
@@ -38,7 +38,7 @@ def group_deployments(search: Search) -> Iterator[tuple[PrecisionChoice, Deploym
     if search.router not in ("round_robin", "least_requests"):
         return
     for model in search.models:
-        longest = context_tokens(search, model)
+        longest = context_limit(search.workload, model)
         for choice in search.precisions[model.name]:
             for engine, version in search.engines:
                 if engine not in ENGINES:

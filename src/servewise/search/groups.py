@@ -7,7 +7,7 @@ from servewise.search.bounds import Bounds, StopRule, bounds
 from servewise.search.context import mean_tokens
 from servewise.search.fleet import Load
 from servewise.sim import pack_disaggregated, simulate_disaggregated, to_log
-from servewise.types import Deployment, MemoryReport, RequestLog, Role, Search, StepModel
+from servewise.types import ROLES, Deployment, MemoryReport, RequestLog, Role, Search, StepModel
 
 __all__ = ["group_bounds", "group_load", "group_log"]
 
@@ -39,9 +39,8 @@ def group_bounds(load: Load, deployment: Deployment) -> Bounds:
 
 def group_log(search: Search, deployment: Deployment) -> RequestLog:
     """What happens to each request of the whole workload, gaps between tokens and the groups' state included."""
-    roles: tuple[Role, Role] = ("prefill", "decode")
-    models: dict[Role, StepModel] = {role: step_model(deployment.pool(role)) for role in roles}
-    memories: dict[Role, MemoryReport] = {role: memory(deployment.pool(role), mean_tokens(search)) for role in roles}
+    models: dict[Role, StepModel] = {role: step_model(deployment.pool(role)) for role in ROLES}
+    memories: dict[Role, MemoryReport] = {role: memory(deployment.pool(role), mean_tokens(search)) for role in ROLES}
     outcome = simulate_disaggregated(
         search.workload, deployment, models, memories, record_itl=True, num_samples=NUM_SAMPLES
     )

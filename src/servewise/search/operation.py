@@ -14,7 +14,7 @@ from servewise.search.families import Result
 from servewise.search.pricing import usd_per_h
 from servewise.sim import ClusterRun, Life, simulate_cluster
 from servewise.types import Autoscaling, Failure, Outage, Search, Summary
-from servewise.units import HOURS_PER_MONTH
+from servewise.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 __all__ = ["autoscaling", "busiest_s", "failure", "lives_by_rate", "paid"]
 
@@ -28,7 +28,6 @@ HEADROOMS = (1.0, 1.25, 1.5, 2.0, 3.0)
 """Tried in turn until the promise is kept."""
 SHORTEST_SPAN = 10.0
 """Traffic has to go on for so many times the time in which the fleet can react, or there is nothing to follow."""
-SECONDS_PER_HOUR = 3600.0
 
 
 def failure(search: Search, result: Result) -> Failure | None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from servewise.catalog import supported_precisions
 from servewise.errors import InputError
 from servewise.perf import memory
-from servewise.search.context import context_tokens, mean_tokens
+from servewise.search.context import mean_tokens
 from servewise.search.group_deployments import group_deployments
 from servewise.search.pricing import usd_per_h
 from servewise.search.settings import settings
 from servewise.search.spreads import spreads
+from servewise.traffic import context_limit
 from servewise.types import (
     Deployment,
     MemoryReport,
@@ -58,7 +59,7 @@ def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
     """
     shapes: list[Shape] = []
     for model in search.models:
-        longest = context_tokens(search, model)
+        longest = context_limit(search.workload, model)
         for gpu in search.gpus:
             for choice in search.precisions[model.name]:
                 for engine, version in search.engines:

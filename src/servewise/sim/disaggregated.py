@@ -18,6 +18,7 @@ from servewise.sim.outcome import Outcome
 from servewise.sim.pack import Packed, pack_accepted, pack_times
 from servewise.sim.task import ROUTERS
 from servewise.types import (
+    ROLES,
     Deployment,
     EngineName,
     MemoryReport,
@@ -143,9 +144,6 @@ def simulate_disaggregated(
         concurrency=concurrency,
     )
     return _outcome(task)
-
-
-ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
 def pack_disaggregated(workload: Workload, deployment: Deployment, step_model: StepModel) -> Packed:

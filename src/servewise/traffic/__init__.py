@@ -10,7 +10,7 @@ from servewise.traffic.lengths import (
     LognormalLength,
     UniformLength,
 )
-from servewise.traffic.max_tokens import assume_max_tokens
+from servewise.traffic.max_tokens import assume_max_tokens, context_limit
 from servewise.traffic.profiles import load_profile, profile_names
 from servewise.traffic.reader import read_trace
 from servewise.traffic.rescale import RescaleMethod, rescale
@@ -36,6 +36,7 @@ __all__ = [
     "TrafficStatistics",
     "UniformLength",
     "assume_max_tokens",
+    "context_limit",
     "describe",
     "limit",
     "load",

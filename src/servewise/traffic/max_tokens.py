@@ -8,9 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.errors import InputError
-from servewise.types import Workload
+from servewise.types import ModelSpec, Workload
 
-__all__ = ["assume_max_tokens", "assumed_limits"]
+__all__ = ["assume_max_tokens", "assumed_limits", "context_limit"]
+
+CONTEXT_STEP_TOKENS = 1024
+"""Context limits are rounded up to a multiple of this; a choice of round numbers."""
+
+
+def context_limit(workload: Workload, model: ModelSpec) -> int:
+    """Context limit to launch with [tokens]: room for the longest request as declared, within the model's own limit."""
+    longest = int((workload.input_tokens + workload.max_tokens).max())
+    return min(-(-longest // CONTEXT_STEP_TOKENS) * CONTEXT_STEP_TOKENS, model.max_context_tokens)
 
 
 def assumed_limits(

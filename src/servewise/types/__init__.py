@@ -11,6 +11,7 @@ from servewise.types.assurance import (
 )
 from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
+    ROLES,
     Deployment,
     Disaggregation,
     EngineName,
@@ -23,6 +24,7 @@ from servewise.types.deployment import (
     Router,
 )
 from servewise.types.engine_params import (
+    CONTEXT_PADDING,
     BaselineParams,
     CacheType,
     CapacitySchedulerPolicy,
@@ -62,7 +64,9 @@ from servewise.types.speculation import Speculation, SpeculationMethod, chain_ac
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
+    "CONTEXT_PADDING",
     "LIKELY_FRAC",
+    "ROLES",
     "VERY_LIKELY_FRAC",
     "Assurance",
     "AttentionKind",

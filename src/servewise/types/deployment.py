@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from servewise.errors import InputError
 from servewise.types.engine_params import (
@@ -22,6 +22,7 @@ from servewise.types.model import ModelSpec, WeightPrecision
 from servewise.types.speculation import Speculation
 
 __all__ = [
+    "ROLES",
     "Deployment",
     "Disaggregation",
     "EngineName",
@@ -41,6 +42,7 @@ Router = Literal["round_robin", "least_requests", "prefix_aware", "session_stick
 """``session_sticky`` sends a conversation to the replica that had its last turn, a new one to the least loaded."""
 GroupRouter = Literal["round_robin", "least_requests"]
 Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
