@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from servewise.kernel.layout import Limits, Outputs, Recorder, Replica, Requests, compiled
+from servewise.kernel.layout import NUM_BAD, NUM_FINISHED, Limits, Outputs, Recorder, Replica, Requests, compiled
 
-__all__ = ["misses", "record_gap", "record_sample", "send_next", "steps_starting_before"]
+__all__ = ["misses", "record_finish", "record_gap", "record_sample", "send_next", "steps_starting_before"]
 
 
 @compiled
@@ -71,6 +71,20 @@ def misses(req: Requests, out: Outputs, lim: Limits, r: int) -> bool:
         or out.last[r] - req.arrival[r] > lim.e2e
         or (tokens > 1 and (out.last[r] - out.first[r]) / (tokens - 1) > lim.tpot)
     )
+
+
+@compiled
+def record_finish(rep: Replica, req: Requests, out: Outputs, lim: Limits, r: int, now: float, end: int) -> int:
+    """The last token of a request is there; returns the queue's end, which a client in a closed loop moves on."""
+    if len(rep.finish_times) > 0:
+        rep.finish_times[rep.ints[NUM_FINISHED]] = now
+    rep.ints[NUM_FINISHED] += 1
+    out.last[r] = now + req.extra[r]
+    if misses(req, out, lim, r):
+        rep.ints[NUM_BAD] += 1
+    if req.think >= 0.0:
+        return send_next(req, end, out.last[r] + req.think)
+    return end
 
 
 @compiled

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from servewise.kernel import group as gr
 from servewise.kernel import layout as lo
-from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
+from servewise.kernel.clock import record_finish, record_gap, record_sample, steps_starting_before
 from servewise.kernel.group import Group
 from servewise.kernel.layout import Limits, Outputs, Recorder, Replica, Requests, compiled
+from servewise.kernel.rows import blocks_of, steps_before_shortage
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
 __all__ = ["advance"]
@@ -142,16 +143,10 @@ def _end_request(
 ) -> None:
     """The last token of a request leaves instance ``k``."""
     ints = front.ints
-    if len(front.finish_times) > 0:
-        front.finish_times[ints[lo.NUM_FINISHED]] = now
-    ints[lo.NUM_FINISHED] += 1
+    bad = ints[lo.NUM_BAD]
+    ints[lo.QUEUE_END] = record_finish(front, req, out, lim, r, now, ints[lo.QUEUE_END])
     g.ints[k, lo.NUM_FINISHED] += 1
-    out.last[r] = now + req.extra[r]
-    if misses(req, out, lim, r):
-        ints[lo.NUM_BAD] += 1
-        g.ints[k, lo.NUM_BAD] += 1
-    if req.think >= 0.0:
-        ints[lo.QUEUE_END] = send_next(req, ints[lo.QUEUE_END], out.last[r] + req.think)
+    g.ints[k, lo.NUM_BAD] += ints[lo.NUM_BAD] - bad
     if g.live[r, gr.DECODE_OF] >= 0:
         g.ints[g.live[r, gr.DECODE_OF], gr.ROUTED] -= 1
 
@@ -312,34 +307,11 @@ def _end_transfers(g: Group, k: int, now: float, late: bool) -> None:
 
 
 @compiled
-def _blocks(tokens: int, shift: int) -> int:
-    return (tokens + (1 << shift) - 1) >> shift
-
-
-@compiled
 def _blocks_of(g: Group, r: int, tokens: int) -> int:
     """Blocks that a request with so many tokens in its KV cache holds on D."""
     if g.protocol.kind == gr.HANDOFF:
         return int(g.live[r, gr.DECODE_BLOCKS])
-    return int(_blocks(tokens, g.decode.engine.block_shift))
-
-
-@compiled
-def _steps_before_shortage(g: Group, d: int, step: int, free: int, rows: int, limit: int) -> int:
-    """Most steps (at most ``limit``) after step number ``step`` that ``free`` blocks allow."""
-    phase = g.phase[d]
-    size = len(phase)
-    if (limit // size + 1) * rows <= free:
-        return limit
-    cycles = free // rows
-    free -= cycles * rows
-    steps = cycles * size
-    while steps < limit:
-        free -= phase[(step + steps) & (size - 1)]
-        if free < 0:
-            return steps
-        steps += 1
-    return limit
+    return blocks_of(tokens, g.decode.engine.block_shift)
 
 
 @compiled
@@ -466,7 +438,7 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
         chunk = min(
             req.input_tokens[partial] + g.live[partial, gr.GENERATED] - done, eng.max_num_batched_tokens - ints[lo.ROWS]
         )
-        chunk_blocks = _blocks(done + chunk, shift) - _blocks(done, shift)
+        chunk_blocks = blocks_of(done + chunk, shift) - blocks_of(done, shift)
     while g.phase[d, step & mask] + chunk_blocks > ints[lo.FREE]:
         ints[gr.PREEMPTED] = 1
         ints[lo.MEMORY_BOUND] = 1
@@ -475,7 +447,7 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
         ints[lo.RUN_TOP] -= 1
         r = g.running[d, ints[lo.RUN_TOP]]
         if r == partial:
-            ints[lo.FREE] += _blocks(done, shift)
+            ints[lo.FREE] += blocks_of(done, shift)
             ints[lo.NUM_RUNNING] -= 1
             ints[lo.NUM_PREEMPTIONS] += 1
             out.preemptions[r] += 1
@@ -523,11 +495,11 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
             r = ints[gr.RETURNED_FIRST]
             known = req.input_tokens[r] + g.live[r, gr.GENERATED]
             chunk = min(known, budget)
-            if _blocks(known if eng.reserve_full != 0 else chunk, shift) > ints[lo.FREE]:
+            if blocks_of(known if eng.reserve_full != 0 else chunk, shift) > ints[lo.FREE]:
                 ints[lo.MEMORY_BOUND] = 1
                 break
             _pop(g, k, gr.RETURNED_FIRST)
-            ints[lo.FREE] -= _blocks(chunk, shift)
+            ints[lo.FREE] -= blocks_of(chunk, shift)
             ints[lo.NUM_RUNNING] += 1
             _seat(g, k, d, r)
             budget -= chunk
@@ -542,11 +514,11 @@ def _plan_pull(g: Group, k: int, d: int, now: float, req: Requests, out: Outputs
                 done = chunk
         else:
             r = ints[gr.QUEUE_FIRST]
-            if _blocks(req.input_tokens[r], shift) > ints[lo.FREE]:
+            if blocks_of(req.input_tokens[r], shift) > ints[lo.FREE]:
                 ints[lo.MEMORY_BOUND] = 1
                 break
             _pop(g, k, gr.QUEUE_FIRST)
-            ints[lo.FREE] -= _blocks(req.input_tokens[r], shift)
+            ints[lo.FREE] -= blocks_of(req.input_tokens[r], shift)
             _send(g, r, g.live[r, gr.PREFILL_BLOCKS], True, now)
         ints[gr.BLOCKED] = 0
     ints[lo.PARTIAL] = partial
@@ -609,7 +581,7 @@ def _plan_push(g: Group, front: Replica, k: int, d: int, now: float, req: Reques
         if ints[lo.NUM_RUNNING] >= slots or not _is_within_reserve(g, k, length):
             break
         _pop(g, k, gr.RETURNED_FIRST)
-        ints[lo.FREE] -= _blocks(length, shift)
+        ints[lo.FREE] -= blocks_of(length, shift)
         ints[lo.NUM_RUNNING] += 1
         _join(g, k, d, r, length, req.output_tokens[r])
     while ints[gr.RETURNED_FIRST] < 0 and ints[gr.QUEUE_FIRST] >= 0:
@@ -623,7 +595,7 @@ def _plan_push(g: Group, front: Replica, k: int, d: int, now: float, req: Reques
             break
         ints[gr.BLOCKED] = 0
         _pop(g, k, gr.QUEUE_FIRST)
-        ints[lo.FREE] -= _blocks(req.input_tokens[r], shift)
+        ints[lo.FREE] -= blocks_of(req.input_tokens[r], shift)
         ints[lo.NUM_RUNNING] += 1
         ints[gr.NUM_HELD] += 1
         p = g.live[r, gr.PREFILL_OF]
@@ -638,7 +610,7 @@ def _plan_push(g: Group, front: Replica, k: int, d: int, now: float, req: Reques
         g.clocks[r, gr.LAST_EMIT] = now
         out.first[r] = now + req.extra[r]
         if req.output_tokens[r] == 1:
-            ints[lo.FREE] += _blocks(req.input_tokens[r], shift)
+            ints[lo.FREE] += blocks_of(req.input_tokens[r], shift)
             ints[lo.NUM_RUNNING] -= 1
             ints[gr.RELEASED] = 1
             _end_request(g, front, k, r, now, req, out, lim)
@@ -752,7 +724,7 @@ def _begin_decode(g: Group, k: int, d: int, now: float) -> None:
             count = ints[lo.NEXT_FINISH] - ints[lo.STEP]
             count = min(count, steps_to_knot(times, rows, context, knot))
             if count > 1 and g.protocol.kind != gr.HANDOFF:
-                count = 1 + _steps_before_shortage(g, d, ints[lo.STEP] + 1, ints[lo.FREE], rows, count - 1)
+                count = 1 + steps_before_shortage(g.phase[d], ints[lo.STEP] + 1, ints[lo.FREE], rows, count - 1)
     ints[lo.KNOT] = knot
     ints[lo.BUSY] = 1
     ints[gr.PLANNED] = 0

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.kernel import layout as lo
-from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
+from servewise.kernel.clock import record_finish, record_gap, record_sample, steps_starting_before
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -536,14 +536,7 @@ def _finish(
     ints, mine = rep.ints, state.ints
     shift = eng.block_shift
     now = rep.floats[lo.NOW]
-    if len(rep.finish_times) > 0:
-        rep.finish_times[ints[lo.NUM_FINISHED]] = now
-    ints[lo.NUM_FINISHED] += 1
-    out.last[r] = now + req.extra[r]
-    if misses(req, out, lim, r):
-        ints[lo.NUM_BAD] += 1
-    if req.think >= 0.0:
-        ints[lo.QUEUE_END] = send_next(req, ints[lo.QUEUE_END], out.last[r] + req.think)
+    ints[lo.QUEUE_END] = record_finish(rep, req, out, lim, r, now, ints[lo.QUEUE_END])
     length = req.input_tokens[r] + req.output_tokens[r] - 1
     if rep.state[r] == lo.ENDED_BY_STOP and not decoding:
         _take_row_out(rep, length, shift)

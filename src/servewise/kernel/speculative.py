@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.kernel import layout as lo
-from servewise.kernel.clock import misses, record_gap, record_sample, send_next
+from servewise.kernel.clock import record_finish, record_gap, record_sample
 from servewise.kernel.layout import Engine, Limits, Outputs, Recorder, Replica, Requests, Times, compiled
 from servewise.kernel.rows import blocks_of
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
@@ -493,14 +493,7 @@ def advance(
                 r = rep.running[i]
                 if rep.state[r] != lo.DECODING or spec.goal[r] > level:
                     continue
-                if len(rep.finish_times) > 0:
-                    rep.finish_times[ints[lo.NUM_FINISHED]] = now
-                ints[lo.NUM_FINISHED] += 1
-                out.last[r] = now + req.extra[r]
-                if misses(req, out, lim, r):
-                    ints[lo.NUM_BAD] += 1
-                if req.think >= 0.0:
-                    end = send_next(req, end, out.last[r] + req.think)
+                end = record_finish(rep, req, out, lim, r, now, end)
                 rep.pending[num_pending] = r
                 num_pending += 1
                 rows -= 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from servewise.kernel import layout as lo
-from servewise.kernel.clock import misses, record_gap, record_sample, send_next
+from servewise.kernel.clock import record_finish, record_gap, record_sample
 from servewise.kernel.layout import Engine, Limits, Outputs, Recorder, Replica, Requests, Times, compiled
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
@@ -142,14 +142,7 @@ def advance(
             r = rep.ring[step & ring_mask]
             rep.ring[step & ring_mask] = -1
             while r >= 0:
-                if len(rep.finish_times) > 0:
-                    rep.finish_times[ints[lo.NUM_FINISHED]] = now
-                ints[lo.NUM_FINISHED] += 1
-                out.last[r] = now + req.extra[r]
-                if misses(req, out, lim, r):
-                    ints[lo.NUM_BAD] += 1
-                if req.think >= 0.0:
-                    end = send_next(req, end, out.last[r] + req.think)
+                end = record_finish(rep, req, out, lim, r, now, end)
                 rep.state[r] = lo.GONE
                 rows -= 1
                 context -= req.input_tokens[r] + req.output_tokens[r]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.kernel import layout as lo
-from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
+from servewise.kernel.clock import record_finish, record_gap, record_sample, steps_starting_before
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -648,14 +648,7 @@ def advance(
             r = rep.ring[step & ring_mask]
             rep.ring[step & ring_mask] = -1
             while r >= 0:
-                if len(rep.finish_times) > 0:
-                    rep.finish_times[ints[lo.NUM_FINISHED]] = now
-                ints[lo.NUM_FINISHED] += 1
-                out.last[r] = now + req.extra[r]
-                if misses(req, out, lim, r):
-                    ints[lo.NUM_BAD] += 1
-                if req.think >= 0.0:
-                    end = send_next(req, end, out.last[r] + req.think)
+                end = record_finish(rep, req, out, lim, r, now, end)
                 rep.pending[num_pending] = r
                 num_pending += 1
                 if req.by_length[r] == 0:
