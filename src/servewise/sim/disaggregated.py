@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +14,9 @@ from servewise.perf import kv_transfer_bytes
 from servewise.sim.check import check
 from servewise.sim.drivers import driver_of
 from servewise.sim.drivers.base import plain_engine
-from servewise.sim.outcome import Outcome
+from servewise.sim.outcome import Handover, Outcome
 from servewise.sim.pack import Packed, pack_accepted, pack_times
-from servewise.sim.task import ROUTERS
+from servewise.sim.task import ROUTERS, Arrays
 from servewise.types import (
     ROLES,
     Deployment,
@@ -31,7 +31,7 @@ from servewise.types import (
     Workload,
 )
 
-__all__ = ["pack_disaggregated", "simulate_disaggregated"]
+__all__ = ["GroupTask", "completed_groups", "group_task", "pack_disaggregated", "simulate_disaggregated"]
 
 KINDS: Mapping[EngineName, int] = {"vllm": group.PULL, "sglang": group.PUSH, "tensorrt-llm": group.HANDOFF}
 GROUP_ROUTERS = {"round_robin": group.ROUND_ROBIN, "least_requests": group.LEAST_REQUESTS}
@@ -42,8 +42,8 @@ SGLANG_PAGES_MORE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """The kernel's input; ``concurrency`` is 0 in an open loop."""
+class GroupTask:
+    """The kernel's input; ``concurrency`` is 0 in an open loop. With ``starts_and_ends`` groups come and go."""
 
     packed: Packed
     deployment: Deployment
@@ -58,6 +58,17 @@ class _Task:
     num_samples: int
     sample_every_s: float
     concurrency: int
+    starts_and_ends: bool = False
+
+    @property
+    def times(self) -> layout.Times:
+        """Step times by which the router foresees the earliest end of a request: those of a decode instance."""
+        return self.decode.times
+
+    @property
+    def engine(self) -> layout.Engine:
+        """Settings of a decode instance."""
+        return self.decode.engine
 
 
 def simulate_disaggregated(
@@ -111,6 +122,39 @@ def simulate_disaggregated(
     SimulationError
         When the kernel reports a state that must not exist.
     """
+    task = group_task(
+        workload,
+        deployment,
+        step_models,
+        memories,
+        packed=packed,
+        promise=promise,
+        max_bad=max_bad,
+        record_itl=record_itl,
+        num_samples=num_samples,
+        concurrency=concurrency,
+        think_s=think_s,
+        fast_forward=fast_forward,
+    )
+    return _outcome(task, completed_groups(task, _whole_run))
+
+
+def group_task(
+    workload: Workload,
+    deployment: Deployment,
+    step_models: Mapping[Role, StepModel],
+    memories: Mapping[Role, MemoryReport],
+    *,
+    packed: Packed | None = None,
+    promise: Promise | None = None,
+    max_bad: int | None = None,
+    record_itl: bool = False,
+    num_samples: int = 0,
+    concurrency: int = 0,
+    think_s: float = 0.0,
+    fast_forward: bool = True,
+) -> GroupTask:
+    """The kernel's input of a run; parameters and errors are those of :func:`simulate_disaggregated`."""
     _check(deployment, step_models, memories, concurrency, think_s)
     if packed is None:
         packed = pack_disaggregated(workload, deployment, step_models["prefill"])
@@ -122,7 +166,7 @@ def simulate_disaggregated(
     disaggregation = deployment.disaggregation
     assert disaggregation is not None  # noqa: S101 (checked)
     sender = deployment.pool("prefill")
-    task = _Task(
+    return GroupTask(
         packed=packed,
         deployment=deployment,
         prefill=pools["prefill"],
@@ -143,7 +187,6 @@ def simulate_disaggregated(
         sample_every_s=max(workload.span_s, 1.0) / max(num_samples, 1),
         concurrency=concurrency,
     )
-    return _outcome(task)
 
 
 def pack_disaggregated(workload: Workload, deployment: Deployment, step_model: StepModel) -> Packed:
@@ -285,94 +328,126 @@ def _blocks(
     return held.astype(np.int32), most.astype(np.int32)
 
 
-def _outcome(task: _Task) -> Outcome:
-    """Run a task with buffers of a likely size, and again with larger ones as long as they overflow."""
+def completed_groups(task: GroupTask, attempt: Callable[[GroupTask, Arrays], int]) -> Arrays:
+    """Run a task to its end: again with larger buffers as long as they overflow.
+
+    Parameters
+    ----------
+    task : GroupTask
+    attempt : callable
+        Runs the kernel on fresh arrays and returns its status.
+
+    Raises
+    ------
+    SimulationError
+        When the kernel reports a state that must not exist.
+    """
     num_requests = len(task.packed.requests.arrival)
     num_gaps = 8 * (num_requests // task.deployment.num_replicas + 64) if task.record_itl else 0
     num_rows = 3 * task.num_samples
     while True:
-        status, outcome = _run_once(task, num_gaps, num_rows)
+        state = _arrays(task, num_gaps, num_rows)
+        status = attempt(task, state)
         if status == layout.STUCK:
             raise SimulationError("a request waits for KV blocks that nobody will ever free")
         if status != layout.OVERFLOW:
-            return outcome
+            return state
         num_gaps *= 2
         num_rows *= 2
 
 
-def _queues(task: _Task) -> tuple[layout.Requests, layout.Replica]:
-    """The requests of one run, and the queue and clock of each group."""
-    requests, num_groups = task.packed.requests, task.deployment.num_replicas
-    num_requests = len(requests.arrival)
-    by_turns = task.deployment.router == "round_robin"
+def _arrays(task: GroupTask, num_gaps: int, num_rows: int) -> Arrays:
+    """The kernel's arrays before anything has happened; ``fleet`` has the queue and clock of each group."""
+    packed, num_groups, engine = task.packed, task.deployment.num_replicas, task.engine
+    requests, num_requests = packed.requests, len(packed.requests.arrival)
+    by_turns = task.deployment.router == "round_robin" and not task.starts_and_ends
     if task.concurrency:  # the kernel writes the arrivals, of every run anew
         at_once = np.arange(num_requests) < task.concurrency
         requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
     room = -(-num_requests // num_groups) if by_turns else num_requests
-    fronts = layout.new_fleet(task.decode.engine, requests, num_groups, room, not by_turns)
+    fronts = layout.new_fleet(engine, requests, num_groups, room, not by_turns)
     fronts.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
-    return requests, fronts
-
-
-def _routing(task: _Task, replica_of: NDArray[np.int32]) -> fleet.Routing:
-    """The fleet's router, which knows neither prefixes nor conversations."""
-    num_groups = task.deployment.num_replicas
-    return fleet.Routing(
-        router=ROUTERS[task.deployment.router],
-        replica_of=replica_of,
-        in_flight=np.zeros(num_groups, np.int64),
-        serving=np.full(num_groups, fleet.UP, np.int8),
-        seen=np.zeros(0, np.int64),
-        prompt_nodes=task.packed.prompt_nodes,
-        session=np.zeros(0, np.int64),
-        home=np.zeros(0, np.int32),
-        pointer=np.zeros(1, np.int64),
-    )
-
-
-def _run_once(task: _Task, num_gaps: int, num_rows: int) -> tuple[int, Outcome]:
-    packed, num_groups, engine = task.packed, task.deployment.num_replicas, task.decode.engine
-    requests, fronts = _queues(task)
-    num_requests = len(requests.arrival)
-    state = group.new_group(
-        num_groups,
-        task.prefill,
-        task.decode,
-        task.protocol,
-        requests,
-        task.prefill_blocks,
-        task.decode_blocks,
-        task.wire_s,
-    )
     outputs = layout.new_outputs(num_requests)
     outputs.cached[:] = -1  # unknown
-    recorder = layout.new_recorder(num_groups, num_gaps, num_rows, task.sample_every_s)
-    replica_of = np.zeros(num_requests, np.int32)
-    prefix = layout.new_prefix(
-        engine, num_groups, packed.node_offsets, packed.nodes, packed.span_shift, packed.num_shared, False, 1
-    )
-    status = fleet.run_fleet(
-        fronts,
-        requests,
-        outputs,
-        task.decode.times,
-        engine,
-        task.limits,
-        prefix,
-        recorder,
-        state,
-        _routing(task, replica_of),
-    )
-    num_bad = int(fronts.ints[:, layout.NUM_BAD].sum())
-    return status, Outcome(
-        broken=num_bad > task.limits.max_bad,
-        num_bad=num_bad + packed.num_rejected,
-        packed=replace(packed, requests=requests),
+    return Arrays(
+        fleet=fronts,
+        requests=requests,
         outputs=outputs,
+        prefix=layout.new_prefix(
+            engine, num_groups, packed.node_offsets, packed.nodes, packed.span_shift, packed.num_shared, False, 1
+        ),
+        recorder=layout.new_recorder(num_groups, num_gaps, num_rows, task.sample_every_s),
+        driver=group.new_group(
+            num_groups,
+            task.prefill,
+            task.decode,
+            task.protocol,
+            requests,
+            task.prefill_blocks,
+            task.decode_blocks,
+            task.wire_s,
+        ),
+        routing=fleet.Routing(  # which knows neither prefixes nor conversations
+            router=ROUTERS[task.deployment.router],
+            replica_of=np.zeros(num_requests, np.int32),
+            in_flight=np.zeros(num_groups, np.int64),
+            serving=np.full(num_groups, fleet.GONE if task.starts_and_ends else fleet.UP, np.int8),
+            seen=np.zeros(0, np.int64),
+            prompt_nodes=packed.prompt_nodes,
+            session=np.zeros(0, np.int64),
+            home=np.zeros(0, np.int32),
+            pointer=np.zeros(1, np.int64),
+        ),
+    )
+
+
+def _whole_run(task: GroupTask, state: Arrays) -> int:
+    """Let the kernel run groups that are there from the start to the end."""
+    return fleet.run_fleet(
+        state.fleet,
+        state.requests,
+        state.outputs,
+        task.times,
+        task.engine,
+        task.limits,
+        state.prefix,
+        state.recorder,
+        state.driver,
+        state.routing,
+    )
+
+
+def _outcome(task: GroupTask, end: Arrays) -> Outcome:
+    """Unpack the end of a run."""
+    replica_of, state = end.routing.replica_of, end.driver
+    num_bad = int(end.fleet.ints[:, layout.NUM_BAD].sum())
+    return Outcome(
+        broken=num_bad > task.limits.max_bad,
+        num_bad=num_bad + task.packed.num_rejected,
+        packed=replace(task.packed, requests=end.requests),
+        outputs=end.outputs,
         replica_of=replica_of,
         scheduler_of=replica_of,
         counters=state.ints[:, : layout.NUM_INTS],
         times=state.floats[:, : layout.NUM_FLOATS],
-        recorder=recorder,
-        num_kv_blocks=task.prefill.num * task.prefill.engine.num_blocks + task.decode.num * engine.num_blocks,
+        recorder=end.recorder,
+        num_kv_blocks=task.prefill.num * task.prefill.engine.num_blocks + task.decode.num * task.engine.num_blocks,
+        handover=_handover(state),
+    )
+
+
+def _handover(state: group.Group) -> Handover:
+    """When the KV cache of each request went where."""
+    decode_of = state.live[:, group.DECODE_OF]
+
+    def moments(column: int) -> NDArray[np.float64]:
+        return np.where(decode_of >= 0, state.clocks[:, column], np.nan)
+
+    return Handover(
+        prefill_of=state.live[:, group.PREFILL_OF],
+        decode_of=decode_of,
+        prefill_end_s=state.clocks[:, group.PREFILL_END],
+        asked_s=moments(group.TRANSFER_ASKED),
+        start_s=moments(group.TRANSFER_START),
+        end_s=moments(group.TRANSFER_END),
     )
