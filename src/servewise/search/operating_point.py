@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from servewise.metrics import finished
 from servewise.types import Deployment, RequestLog, StepTable
 
-__all__ = ["Decoding", "Prompts", "Run", "Served", "decoding_of", "observe", "prompts_of"]
+__all__ = ["Decoding", "Prompts", "Run", "Served", "decoding_of", "observe", "prompts_of", "single_steps_s"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -148,6 +148,16 @@ def decoding_of(served: Served, table: StepTable, deployment: Deployment, *, bes
     return _joined(
         Decoding, [_decoding(own, at, table, deployment, beside_prompts) for own, at in served.by_scheduler(deployment)]
     )
+
+
+def single_steps_s(served: Served, table: StepTable, deployment: Deployment) -> Floats:
+    """The decode step that yields each request's first token [s], beside the rows that are there just before."""
+    found = []
+    for own, replica in served.by_scheduler(deployment):
+        rows, context = replica.just_before(own.first)
+        num_rows = np.minimum(rows + 1, table.max_rows)
+        found.append(decode_s(table, num_rows, np.maximum(context + own.inputs, num_rows)))
+    return np.concatenate(found)
 
 
 def _prompts(own: Served, replica: _Replica, table: StepTable, deployment: Deployment) -> Prompts:

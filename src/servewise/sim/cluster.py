@@ -18,8 +18,9 @@ from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.fleet import DRAINING, GONE, UP, route
 from servewise.sim.check import check
-from servewise.sim.disaggregated import GroupTask, completed_groups, group_task
+from servewise.sim.disaggregated import group_task
 from servewise.sim.drivers import driver_of, routes_by_kv_use
+from servewise.sim.group_run import GroupTask, completed_groups
 from servewise.sim.outcome import gaps_of
 from servewise.sim.pack import pack_times, select_prefix
 from servewise.sim.run import pack_requests
@@ -179,8 +180,8 @@ def _until_all_failures_are_known(
 ) -> ClusterRun:
     """Run, and run again with what each failure lost sent to others, until no failure is new.
 
-    ``slots`` are the lives of what the router sends to; ``task_of`` makes the kernel's input of the requests as they are
-    sent, ``complete`` runs it to its end.
+    ``slots`` are the lives of what the router sends to; ``task_of`` makes the kernel's input of the requests as they
+    are sent, ``complete`` runs it to its end.
     """
     if not lives or any(not life.ready_s < life.until_s for life in lives):
         raise InputError("a cluster needs replicas, each of which is ready before it ends")
