@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from servewise import perf
 from servewise.search.breakdown import Steps, sources_of
-from servewise.search.families import Result
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.group_breakdown import group_numbers
 from servewise.search.operating_point import observe
+from servewise.search.results import Result
 from servewise.sim import schedulers
 from servewise.types import (
     Breakdown,
