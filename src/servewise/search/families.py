@@ -19,7 +19,7 @@ from servewise.search.pricing import price, usd_per_h
 from servewise.search.results import Point, Result, beaten, kind_of, verdict_of, warnings_of
 from servewise.search.settings import schedule_key
 from servewise.search.shapes import Shape
-from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests
+from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests, to_log
 from servewise.types import Candidate, Deployment, Search, StepModel, StepTable
 
 __all__ = [
@@ -243,10 +243,12 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
         return not beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
 
     def matters(trial: Trial) -> bool:
-        if not alike:
+        latency = latency_s(to_log(load.workload, trial.outcome), search.promise)
+        if not beaten(alike, math.inf, latency):
             return True
-        point = _point(search, shape, load, trial)
-        return not beaten(alike, point.usd_per_mtok, point.latency_s)
+        if beaten(alike, least_cost(search, shape, load, trial.num_replicas), latency):
+            return False
+        return not beaten(alike, _point(search, shape, load, trial).usd_per_mtok, latency)
 
     fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth, matters=matters)
     first = None if fleet.first is None else _point(search, shape, load, fleet.first)
