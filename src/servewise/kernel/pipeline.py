@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.kernel import layout as lo
-from servewise.kernel.clock import misses, record_gap, record_sample, send_next
+from servewise.kernel.clock import record_finish, record_gap, record_sample
 from servewise.kernel.layout import Engine, Limits, Outputs, Prefix, Recorder, Replica, Requests, Times, compiled
 from servewise.kernel.prefix import hash_blocks, lookup, take_blocks, touch_hits
 from servewise.kernel.rows import blocks_of, compact, release, sort_by_position
@@ -147,7 +147,6 @@ def advance(
     num_preempted = ints[lo.NUM_PREEMPTED_WAITING]
     head = ints[lo.QUEUE_HEAD]
     end = ints[lo.QUEUE_END]
-    num_bad = ints[lo.NUM_BAD]
     peak_running = ints[lo.PEAK_RUNNING]
     least_free = eng.num_blocks - ints[lo.PEAK_BLOCKS]
     peak_tokens = ints[lo.PEAK_TOKENS]
@@ -161,7 +160,6 @@ def advance(
     decode_time = floats[lo.DECODE_TIME]
     row_time = floats[lo.ROW_TIME]
     next_sample = floats[lo.NEXT_SAMPLE]
-    finished = 0
     steps = 0
     preemptions = 0
 
@@ -175,7 +173,6 @@ def advance(
     names_output = caching and px.names_output != 0
     record_gaps = len(rec.gaps) > 0
     record_samples = len(rec.samples) > 0
-    closed = req.think >= 0.0
     status = lo.DONE
 
     while True:
@@ -462,14 +459,7 @@ def advance(
         # --- rows that emit their last token.
         r = calendar[(turn - 1) & ring_mask]
         while r >= 0:
-            if len(rep.finish_times) > 0:
-                rep.finish_times[ints[lo.NUM_FINISHED] + finished] = last_end
-            finished += 1
-            out.last[r] = last_end + req.extra[r]
-            if misses(req, out, lim, r):
-                num_bad += 1
-            if closed:
-                end = send_next(req, end, out.last[r] + req.think)
+            end = record_finish(rep, req, out, lim, r, last_end, end)
             if lag == 1 and req.by_length[r] == 0:
                 rep.state[r] = lo.ENDED_BY_STOP
                 groups[group, WASTED] += 1
@@ -483,7 +473,7 @@ def advance(
         groups[group, ROWS] = rows
         groups[group, CONTEXT] = context
         step += 1
-        if num_bad > lim.max_bad:
+        if ints[lo.NUM_BAD] > lim.max_bad:
             status = lo.BROKEN
             break
 
@@ -499,8 +489,6 @@ def advance(
     # whether something may finish, and that it may do so at once: see ``fleet``
     ints[lo.ROWS] = num_running
     ints[lo.NEXT_FINISH] = step
-    ints[lo.NUM_FINISHED] += finished
-    ints[lo.NUM_BAD] = num_bad
     ints[lo.NUM_STEPS] += steps
     ints[lo.NUM_WINDOWS] += steps
     ints[lo.NUM_PREEMPTIONS] += preemptions
