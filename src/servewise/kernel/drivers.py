@@ -18,6 +18,7 @@ from servewise.kernel import (
     ranks,
     sglang,
     speculative,
+    staged_ranks,
     static,
     tgi,
     trtllm,
@@ -71,7 +72,11 @@ def _trtllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # typ
 
 def _pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     px, rec = prefix_at(px, i), recorder_at(rec, i)
-    return pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
+    return pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, None, horizon)
+
+
+def _staged_ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return staged_ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
 def _tgi(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -100,6 +105,7 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     orca.Slots: _orca,
     trtllm.Trtllm: _trtllm,
     Pipeline: _pipeline,
+    staged_ranks.StagedRanks: _staged_ranks,
     Tgi: _tgi,
     llamacpp.Slots: _llamacpp,
     sglang.Sglang: _sglang,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from servewise.engines import tgi, vllm
 from servewise.types import EngineName, GpuSpec, ModelSpec, Parallelism, WeightPrecision
 
@@ -21,8 +23,8 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     """Spreads that are tried, in a fixed order.
 
     Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
-    all GPUs of the replica; for vLLM also ranks that fill two nodes, pipeline stages within a node, and whole nodes as
-    stages of two or four.
+    all GPUs of the replica; for vLLM also ranks that fill two nodes, alone or with two stages each, pipeline stages
+    within a node, and whole nodes as stages of two or four.
 
     Parameters
     ----------
@@ -54,5 +56,11 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
             for stages in STAGES
             for size in tensor
             if (size * stages <= node or size == node) and stages <= model.num_layers
+        ]
+    if engine == "vllm" and model.moe is not None and model.num_layers > 1:
+        found += [
+            replace(spread, pipeline_parallel_size=2)
+            for spread in found
+            if spread.data_parallel_size > 1 and spread.num_gpus == node and 2 * spread.tensor_parallel_size <= node
         ]
     return tuple(found)
