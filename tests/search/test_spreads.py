@@ -22,3 +22,14 @@ def test_ranks_with_stages_fill_two_nodes() -> None:
 def test_a_dense_model_has_no_ranks() -> None:
     dense = get_model("meta-llama/Llama-3.1-70B-Instruct")
     assert all(s.data_parallel_size == 1 for s in spreads("vllm", dense, H100, "bf16"))
+
+
+def test_stages_of_tensorrt_llm_stay_within_a_node() -> None:
+    dense = get_model("meta-llama/Llama-3.1-70B-Instruct")
+    sizes = [
+        (s.tensor_parallel_size, s.pipeline_parallel_size)
+        for s in spreads("tensorrt-llm", dense, H100, "bf16")
+        if s.pipeline_parallel_size > 1
+    ]
+    assert sizes == [(1, 2), (2, 2), (4, 2), (1, 4), (2, 4)]
+    assert all(s.pipeline_parallel_size == 1 for s in spreads("sglang", dense, H100, "bf16"))

@@ -24,16 +24,20 @@ from servewise.kernel.rows import blocks_of, compact, release, sort_by_position
 from servewise.kernel.steps import knot_at, mixed_step_s
 
 __all__ = [
+    "CONTEXT",
+    "KNOT",
     "LAYERS",
     "NUM_FLIGHT_FLOATS",
     "NUM_FLIGHT_INTS",
     "PREFILL_TOKENS",
     "REAL",
+    "ROWS",
     "ROWS_RUN",
     "SAMPLED",
     "Flight",
     "Pipeline",
     "advance",
+    "count_time",
     "deliver",
     "new_pipeline",
     "pass_through",
@@ -158,7 +162,7 @@ def pass_through(left: Any, shares: Any, ready: float, layers: float, sampled: f
 
 
 @compiled
-def _count_time(rep: Replica, prompts: bool, rows: int, spent: float) -> None:
+def count_time(rep: Replica, prompts: bool, rows: int, spent: float) -> None:
     """Add a batch's time, as the mean stage spends it."""
     rep.floats[lo.MIXED_TIME if prompts else lo.DECODE_TIME] += spent
     rep.floats[lo.ROW_TIME] += rows * spent
@@ -199,7 +203,7 @@ def deliver(
     group = k % stages
     emitted = pipe.emitted[i]
     num_bad = front.ints[lo.NUM_BAD]
-    _count_time(rep, flight.ints[PREFILL_TOKENS] > 0, flight.ints[ROWS_RUN], spent)
+    count_time(rep, flight.ints[PREFILL_TOKENS] > 0, flight.ints[ROWS_RUN], spent)
     emitting = flight.ints[EMITTING]
     fits = True
     if emitting > 0 and len(rec.gaps) > 0:
@@ -529,7 +533,7 @@ def advance(
             flight.floats[LAYERS] = layers - alike
             flight.floats[SAMPLED] = sampled
         else:
-            _count_time(rep, prefill_tokens > 0, rows, (layers + sampled) / stages)
+            count_time(rep, prefill_tokens > 0, rows, (layers + sampled) / stages)
             # the first stage waits for the tokens of the step that the group ran before
             last_end = pass_through(left, pipe.shares, max(now, emitted[group]), layers, sampled)
             ends[step % depth] = last_end
