@@ -19,7 +19,9 @@ from servewise.kernel.fleet import (
     UP,
     Routing,
 )
+from servewise.kernel.pipeline import Pipeline
 from servewise.kernel.sglang import Sglang
+from servewise.kernel.staged_ranks import new_staged_ranks
 from servewise.sim.drivers import driver_of
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, MemoryReport, VllmParams
@@ -107,7 +109,10 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
         requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
     slots = replace(task.deployment, num_replicas=num_replicas)
     driver = driver_of(slots).driver(packed, slots, engine, task.memory)
-    if task.ranks > 1:
+    if task.ranks > 1 and isinstance(driver, Pipeline):
+        shape = (num_replicas, task.ranks, room, task.kv_aware)
+        driver = new_staged_ranks(engine, requests, *shape, driver.shares)
+    elif task.ranks > 1:
         driver = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware, driver)
     return Arrays(
         fleet=layout.new_fleet(engine, requests, num_replicas, room, not by_turns),
