@@ -29,13 +29,14 @@ from servewise.kernel.layout import (
     Replica,
     Requests,
     Times,
+    Turn,
     compiled,
 )
 from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, look_up, release
 from servewise.kernel.rows import compact, sort_by_position, steps_before_shortage, unlink
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
-__all__ = ["Sglang", "advance", "new_sglang", "sglang_at"]
+__all__ = ["Sglang", "advance", "new_sglang", "rest", "sglang_at"]
 
 CLIP_TOKENS = 4096
 DECAY_STEPS = 600
@@ -706,6 +707,13 @@ def _grow(rep: Replica, eng: Engine, state: Sglang, px: Prefix, count: int) -> N
 
 
 @compiled
+def rest(state: Sglang) -> None:
+    """An idle engine sets aside as much as at first."""
+    state.floats[RATIO_START] = state.init_ratio
+    state.ints[RATIO_STEPS] = 0
+
+
+@compiled
 def advance(
     rep: Replica,
     req: Requests,
@@ -716,102 +724,136 @@ def advance(
     state: Sglang,
     px: Prefix,
     rec: Recorder,
+    turn: Turn | None,
     horizon: float,
 ) -> int:
     """Simulate every step that is planned before ``horizon``; returns a status of ``layout``.
 
     Mutates everything but ``req``, ``times``, ``eng`` and ``lim``, and ``req.arrival`` in a closed loop. ``horizon``
     must be infinite or not exceed the arrival of any request that is not yet in the replica's queue.
+
+    A rank in lock step with others takes ``turn``s, as in ``vllm.advance``: it plans a step, processes the outputs of
+    the one that ends, and returns; with the next call it runs the step as ``turn`` says by then.
     """
     ints, floats, mine = rep.ints, rep.floats, state.ints
     shift = eng.block_shift
+    planned = 0
+    rows = 0
+    tokens = 0
+    completed = 0
+    count = 1
+    first = 0.0
+    growth = 0.0
+    if turn is not None:
+        planned = turn.ints[lo.PLANNED]
+        turn.ints[lo.PLANNED] = 0
+        rows = turn.ints[lo.NUM_ROWS]
+        tokens = turn.ints[lo.PREFILL_TOKENS]
+        completed = turn.ints[lo.NUM_PREFILLED]
+        count = turn.ints[lo.COUNT]
+        first = turn.floats[lo.FIRST]
+        growth = turn.floats[lo.GROWTH]
     while True:
-        busy = ints[lo.BUSY]
-        visible = floats[lo.LAST_START] if busy == 1 else floats[lo.NOW]
-        if visible >= horizon:
-            return lo.DONE
+        if planned == 0:
+            busy = ints[lo.BUSY]
+            visible = floats[lo.LAST_START] if busy == 1 else floats[lo.NOW]
+            if visible >= horizon:
+                return lo.DONE
 
-        # --- plan: a batch of prompts, or else decode rows. What the running step emits is known to end, or not.
-        _see_arrivals(rep, req, state, visible)
-        by_length = _end_rows(rep, req, state, shift) if busy == 1 else 0
-        chunked = ints[lo.PARTIAL]
-        if mine[CHUNK_RAN] != 0:
-            mine[CHUNK_RAN] = 0
-            mine[LATCH_OFF] = 1
-            if eng.caching != 0:
-                ints[lo.FREE] += keep(
-                    px, state.tree, chunked, ints[lo.PARTIAL_DONE] >> shift, req.input_tokens[chunked] >> shift
-                )
-        num_before = ints[lo.NUM_RUNNING] - (1 if chunked >= 0 else 0)
-        if mine[LATCH_OFF] != 0 or num_before == 0:
-            mine[LATCH] = 0
-        mine[LATCH_OFF] = 0
-        tokens, pairs, completed = _plan_prompts(rep, req, out, eng, state, px)
-        decoding = False
-        retracted = False
-        if ints[lo.ROWS] > 0 and (tokens == 0 or state.mixed != 0):
-            decoding = _take_pages(rep, eng, state, px)
-            if tokens == 0 and decoding:
-                mine[RATIO_STEPS] += 1
-            elif tokens == 0 and by_length == 0:
-                if eng.stop_at_preemption != 0:
-                    return lo.PREEMPTED
-                if not _retract(rep, req, out, eng, state, px):
-                    return lo.STUCK
+            # --- plan: a batch of prompts, or else decode rows. What the running step emits is known to end, or not.
+            _see_arrivals(rep, req, state, visible)
+            by_length = _end_rows(rep, req, state, shift) if busy == 1 else 0
+            chunked = ints[lo.PARTIAL]
+            if mine[CHUNK_RAN] != 0:
+                mine[CHUNK_RAN] = 0
+                mine[LATCH_OFF] = 1
+                if eng.caching != 0:
+                    ints[lo.FREE] += keep(
+                        px, state.tree, chunked, ints[lo.PARTIAL_DONE] >> shift, req.input_tokens[chunked] >> shift
+                    )
+            num_before = ints[lo.NUM_RUNNING] - (1 if chunked >= 0 else 0)
+            if mine[LATCH_OFF] != 0 or num_before == 0:
+                mine[LATCH] = 0
+            mine[LATCH_OFF] = 0
+            tokens, pairs, completed = _plan_prompts(rep, req, out, eng, state, px)
+            decoding = False
+            retracted = False
+            if ints[lo.ROWS] > 0 and (tokens == 0 or state.mixed != 0):
                 decoding = _take_pages(rep, eng, state, px)
-                retracted = True
-        ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], eng.num_blocks - ints[lo.FREE])
-        ints[lo.PEAK_RUNNING] = max(ints[lo.PEAK_RUNNING], ints[lo.NUM_RUNNING])
+                if tokens == 0 and decoding:
+                    mine[RATIO_STEPS] += 1
+                elif tokens == 0 and by_length == 0:
+                    if eng.stop_at_preemption != 0:
+                        return lo.PREEMPTED
+                    if not _retract(rep, req, out, eng, state, px):
+                        return lo.STUCK
+                    decoding = _take_pages(rep, eng, state, px)
+                    retracted = True
+            ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], eng.num_blocks - ints[lo.FREE])
+            ints[lo.PEAK_RUNNING] = max(ints[lo.PEAK_RUNNING], ints[lo.NUM_RUNNING])
 
-        # --- the running step has ended.
-        if busy == 1 and not _process_outputs(rep, req, out, eng, lim, state, px, rec, decoding):
-            return lo.OVERFLOW
-        if ints[lo.NUM_BAD] > lim.max_bad:
-            return lo.BROKEN
-        if not decoding and tokens == 0:
-            ints[lo.NUM_PENDING] = 0
-            ints[lo.BUSY] = 0
-            if busy == 1:
-                continue
-            if ints[lo.NUM_PREEMPTED_WAITING] > 0 or ints[lo.NUM_RUNNING] > 0:
-                return lo.STUCK
-            state.floats[RATIO_START] = state.init_ratio
-            mine[RATIO_STEPS] = 0
-            if ints[lo.QUEUE_HEAD] == ints[lo.QUEUE_END]:
-                return lo.DONE
-            arrival = req.arrival[rep.queue[ints[lo.QUEUE_HEAD]]]
-            if arrival >= horizon:
-                return lo.DONE
-            floats[lo.NOW] = arrival
-            continue
-        now = floats[lo.NOW]
-        if len(rec.samples) > 0 and now >= floats[lo.NEXT_SAMPLE]:
-            floats[lo.NEXT_SAMPLE] = now + rec.sample_every
-            used = eng.num_blocks - ints[lo.FREE]
-            waiting = ints[lo.NUM_PREEMPTED_WAITING]
-            head, end = ints[lo.QUEUE_HEAD], ints[lo.QUEUE_END]
-            if not record_sample(rec, rep, req, head, end, now, ints[lo.NUM_RUNNING], waiting, used):
+            # --- the running step has ended.
+            if busy == 1 and not _process_outputs(rep, req, out, eng, lim, state, px, rec, decoding):
                 return lo.OVERFLOW
+            if ints[lo.NUM_BAD] > lim.max_bad:
+                return lo.BROKEN
+            if not decoding and tokens == 0:
+                ints[lo.NUM_PENDING] = 0
+                if turn is not None:
+                    return lo.DONE
+                ints[lo.BUSY] = 0
+                if busy == 1:
+                    continue
+                if ints[lo.NUM_PREEMPTED_WAITING] > 0 or ints[lo.NUM_RUNNING] > 0:
+                    return lo.STUCK
+                rest(state)
+                if ints[lo.QUEUE_HEAD] == ints[lo.QUEUE_END]:
+                    return lo.DONE
+                arrival = req.arrival[rep.queue[ints[lo.QUEUE_HEAD]]]
+                if arrival >= horizon:
+                    return lo.DONE
+                floats[lo.NOW] = arrival
+                continue
+            now = floats[lo.NOW]
+            if len(rec.samples) > 0 and now >= floats[lo.NEXT_SAMPLE]:
+                floats[lo.NEXT_SAMPLE] = now + rec.sample_every
+                used = eng.num_blocks - ints[lo.FREE]
+                waiting = ints[lo.NUM_PREEMPTED_WAITING]
+                head, end = ints[lo.QUEUE_HEAD], ints[lo.QUEUE_END]
+                if not record_sample(rec, rep, req, head, end, now, ints[lo.NUM_RUNNING], waiting, used):
+                    return lo.OVERFLOW
+
+            # --- how long it takes, and how many alike follow.
+            rows = ints[lo.ROWS] if decoding else 0
+            context = ints[lo.CONTEXT]
+            attention = 0.0
+            slope = 0.0
+            if rows > 0:
+                knot = knot_at(times, rows, context, ints[lo.KNOT])
+                ints[lo.KNOT] = knot
+                slope = times.attention_slope[rows, knot]
+                attention = times.attention_base[rows, knot] + slope * context
+            growth = slope * rows
+            count = 1
+            if tokens > 0:
+                first = mixed_step_s(times, rows, context, attention, rows + tokens, rows + completed, tokens, pairs)
+                ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + tokens)
+            else:
+                first = times.decode_fixed[rows] + attention
+                if eng.single_step == 0 and ints[lo.NUM_WASTED] == 0 and not retracted:
+                    count = _equal_steps(rep, req, state, times, first, growth, horizon)
+            if turn is not None:
+                turn.ints[lo.PLANNED] = 1
+                turn.ints[lo.NUM_ROWS] = rows
+                turn.ints[lo.PREFILL_TOKENS] = tokens
+                turn.ints[lo.NUM_PREFILLED] = completed
+                turn.ints[lo.COUNT] = count
+                turn.floats[lo.FIRST] = first
+                turn.floats[lo.GROWTH] = growth
+                return lo.DONE
 
         # --- run: one step, or a window of decode steps.
-        rows = ints[lo.ROWS] if decoding else 0
-        context = ints[lo.CONTEXT]
-        attention = 0.0
-        slope = 0.0
-        if rows > 0:
-            knot = knot_at(times, rows, context, ints[lo.KNOT])
-            ints[lo.KNOT] = knot
-            slope = times.attention_slope[rows, knot]
-            attention = times.attention_base[rows, knot] + slope * context
-        growth = slope * rows
-        count = 1
-        if tokens > 0:
-            first = mixed_step_s(times, rows, context, attention, rows + tokens, rows + completed, tokens, pairs)
-            ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + tokens)
-        else:
-            first = times.decode_fixed[rows] + attention
-            if eng.single_step == 0 and ints[lo.NUM_WASTED] == 0 and not retracted:
-                count = _equal_steps(rep, req, state, times, first, growth, horizon)
+        now = floats[lo.NOW]
         elapsed = count * first + 0.5 * growth * count * (count - 1)
         last_start = now + (count - 1) * first + 0.5 * growth * (count - 1) * (count - 2)
         if count > 1:
@@ -856,3 +898,5 @@ def advance(
             if rows > 0 or (completed > 0 and num_others == 0):
                 mine[LATCH_OFF] = 1
             _join(rep, req, state, shift, completed, rows > 0)
+        if turn is not None:
+            return lo.DONE
