@@ -13,7 +13,7 @@ So the outputs of a step are processed after the plan that is made while it runs
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from servewise.kernel.layout import (
     Turn,
     compiled,
 )
-from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, look_up, release
+from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, look_up, node_of, release
 from servewise.kernel.rows import compact, sort_by_position, steps_before_shortage, unlink
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
@@ -43,6 +43,8 @@ DECAY_STEPS = 600
 RETRACT_STEPS = 20
 LOOKED_UP = 128
 REFRESH_EVERY = 32
+DEFER_TOKENS = 32
+"""A request that has no more than so many tokens in the tree, and so many in common with one before it, goes last."""
 FAR = 1 << 60
 
 # Integers of ``Sglang.ints``.
@@ -82,7 +84,7 @@ class Sglang(NamedTuple):
 
     ``max_new``, shape (num_requests,), is what a request may produce. Between ``init_ratio`` and ``least_ratio`` lies
     the share of it that is set aside for running requests; all of it with ``ignore_eos``. ``waiting`` is a ring with
-    room for every request, ``scores`` scratch for sorting it.
+    room for every request, ``scores`` scratch for sorting it: scores, and what requests begin with.
     """
 
     max_new: NDArray[np.int32]
@@ -125,7 +127,7 @@ def new_sglang(
         ints=np.zeros((num_replicas, NUM_STATE_INTS), np.int64),
         floats=floats,
         waiting=np.zeros((num_replicas, max(len(max_new), 1)), np.int32),
-        scores=np.zeros((num_replicas, LOOKED_UP), np.int32),
+        scores=np.zeros((num_replicas, 2 * LOOKED_UP), np.int32),
         tree=tree,
     )
 
@@ -216,6 +218,15 @@ def _see_arrivals(rep: Replica, req: Requests, state: Sglang, visible: float) ->
 
 
 @compiled
+def _is_among(values: Any, start: int, num: int, value: int) -> bool:
+    """Whether ``num`` values from ``start`` on contain one."""
+    i = start
+    while i < start + num and values[i] != value:
+        i += 1
+    return i < start + num
+
+
+@compiled
 def _order_waiting(rep: Replica, req: Requests, eng: Engine, state: Sglang, px: Prefix) -> None:
     """Look waiting requests up, and sort them under ``lpm``."""
     num = rep.ints[lo.NUM_PREEMPTED_WAITING]
@@ -230,10 +241,20 @@ def _order_waiting(rep: Replica, req: Requests, eng: Engine, state: Sglang, px: 
     if num > LOOKED_UP:
         return
     scores = state.scores
+    pages = _pages(DEFER_TOKENS, shift)
+    num_begins = 0
     for i in range(num):
         r = state.waiting[_waiting_at(state, i)]
         known = req.input_tokens[r] + rep.generated[r]
-        score = min(look_up(px, state.tree, r, known >> shift)[0] << shift, known - 1)
+        found = look_up(px, state.tree, r, known >> shift)[0] << shift
+        score = min(found, known - 1)
+        if found <= DEFER_TOKENS and known >> shift >= pages:
+            begin = node_of(px, r, pages - 1)[0]
+            if _is_among(scores, LOOKED_UP, num_begins, begin):
+                score = -1
+            else:
+                scores[LOOKED_UP + num_begins] = begin
+                num_begins += 1
         j = i - 1
         while j >= 0 and scores[j] < score:
             scores[j + 1] = scores[j]
