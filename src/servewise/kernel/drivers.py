@@ -17,6 +17,7 @@ from servewise.kernel import (
     pipeline,
     ranks,
     sglang,
+    sglang_ranks,
     speculative,
     staged_ranks,
     static,
@@ -98,7 +99,12 @@ def _llamacpp(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # t
 
 def _sglang(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     state = sglang.sglang_at(driver, i)
-    return sglang.advance(rep, req, out, times, eng, lim, state, prefix_at(px, i), recorder_at(rec, i), horizon)
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return sglang.advance(rep, req, out, times, eng, lim, state, px, rec, None, horizon)
+
+
+def _sglang_ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return sglang_ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
 def _speculative(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -119,6 +125,7 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     Tgi: _tgi,
     llamacpp.Slots: _llamacpp,
     sglang.Sglang: _sglang,
+    sglang_ranks.SglangRanks: _sglang_ranks,
     speculative.Speculative: _speculative,
 }
 

@@ -181,7 +181,7 @@ def _resolve(
             slowest_last = max(slowest_last, own * pipe.shares[stages - 1] + flight.floats[SAMPLED])
         most = max(most, tokens)
         total += tokens
-    alike = shared_time(times, group.size, most, total, prompts)
+    alike = shared_time(times, group.size, most, total, prompts, False)
     at = begin
     for s in range(stages):
         start = max(at if any_rows else begin, left[s])  # dummies wait for no stage

@@ -9,7 +9,7 @@ from servewise.perf.layout import compute_type
 from servewise.perf.operators import Operators
 from servewise.types import Deployment
 
-__all__ = ["collectives_s"]
+__all__ = ["collectives_s", "exchange_s"]
 
 Array = NDArray[np.float64]
 
@@ -41,11 +41,18 @@ def collectives_s(deployment: Deployment, operators: Operators, tokens: Array) -
     elif parallelism.expert_all_to_all:
         total = total + _all_to_all_s(deployment, operators, tokens)
     else:  # tokens of all ranks are gathered before the experts and their sums scattered after them
-        nodes = _nodes_of_ranks(deployment)
-        gathered = operators.collective_s("all_gather", ranks * message, tp * ranks, nodes)
-        scattered = operators.collective_s("reduce_scatter", ranks * message, tp * ranks, nodes)
-        total = total + model.num_layers * (gathered + scattered)
+        total = total + exchange_s(deployment, operators, ranks * tokens)
     return np.asarray(total + _sends_s(deployment, operators, message))
+
+
+def exchange_s(deployment: Deployment, operators: Operators, tokens: Array) -> Array:
+    """Gathering ``tokens`` of all data parallel ranks together and scattering their sums, over all layers [s]."""
+    model, parallelism = deployment.model, deployment.parallelism
+    message, gpus = 2.0 * tokens * model.hidden_size, parallelism.tensor_parallel_size * parallelism.data_parallel_size
+    nodes = _nodes_of_ranks(deployment)
+    gathered = operators.collective_s("all_gather", message, gpus, nodes)
+    scattered = operators.collective_s("reduce_scatter", message, gpus, nodes)
+    return np.asarray(model.num_layers * (gathered + scattered))
 
 
 def _all_to_all_s(deployment: Deployment, operators: Operators, tokens: Array) -> Array:
