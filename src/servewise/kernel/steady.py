@@ -92,6 +92,7 @@ def plan_on(ints: Any, phase: Any, turn: Any, turn_floats: Any, times: Times, en
     turn[lo.NUM_PREFILLED] = 0
     turn[lo.COUNT] = count
     turn[lo.BLOCKED] = 0
+    turn[lo.NUM_ROWS] = rows
     attention = times.attention_base[rows, knot] + slope * context
     turn_floats[lo.FIRST] = times.decode_fixed[rows] + attention
     turn_floats[lo.GROWTH] = slope * rows

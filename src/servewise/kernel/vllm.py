@@ -11,7 +11,7 @@ a row finishes, the free blocks run out, a piece of the step table ends, or a pl
 from __future__ import annotations
 
 from servewise.kernel import layout as lo
-from servewise.kernel.clock import misses, record_gap, record_sample, send_next, steps_starting_before
+from servewise.kernel.clock import record_finish, record_gap, record_sample, steps_starting_before
 from servewise.kernel.layout import (
     Engine,
     Limits,
@@ -109,7 +109,6 @@ def advance(
     num_wasted = ints[lo.NUM_WASTED]
     busy = ints[lo.BUSY]
     knot = ints[lo.KNOT]
-    num_bad = ints[lo.NUM_BAD]
     peak_running = ints[lo.PEAK_RUNNING]
     least_free = eng.num_blocks - ints[lo.PEAK_BLOCKS]
     peak_tokens = ints[lo.PEAK_TOKENS]
@@ -125,7 +124,6 @@ def advance(
     next_sample = floats[lo.NEXT_SAMPLE]
     if policy is not None:
         partial = -1  # there may be several: the policy keeps them
-    finished = 0
     steps = 0
     windows = 0
     preemptions = 0
@@ -139,7 +137,6 @@ def advance(
     whole_prompts = eng.reserve_full == 2  # they take their blocks when they are admitted
     record_gaps = len(rec.gaps) > 0
     record_samples = len(rec.samples) > 0
-    closed = req.think >= 0.0
     far = 1 << 60
     status = lo.DONE
     planned = 0
@@ -456,6 +453,7 @@ def advance(
                             count = min(count, 1 + lag + steps_starting_before(delay, first, growth))
             if turn is not None:
                 turn.ints[lo.PLANNED] = 1
+                turn.ints[lo.NUM_ROWS] = rows
                 turn.ints[lo.PREFILL_TOKENS] = prefill_tokens
                 turn.ints[lo.NUM_PREFILLED] = num_prefilled
                 turn.ints[lo.COUNT] = count
@@ -535,14 +533,7 @@ def advance(
             r = rep.ring[bucket]
             rep.ring[bucket] = -1
             while r >= 0:
-                if len(rep.finish_times) > 0:
-                    rep.finish_times[ints[lo.NUM_FINISHED] + finished] = now
-                finished += 1
-                out.last[r] = now + req.extra[r]
-                if misses(req, out, lim, r):
-                    num_bad += 1
-                if closed:
-                    end = send_next(req, end, out.last[r] + req.think)
+                end = record_finish(rep, req, out, lim, r, now, end)
                 rep.pending[num_pending] = r
                 num_pending += 1
                 if lag == 1 and req.by_length[r] == 0:
@@ -561,7 +552,7 @@ def advance(
                     next_finish += 1
             else:
                 next_finish = far
-            if num_bad > lim.max_bad:
+            if ints[lo.NUM_BAD] > lim.max_bad:
                 status = lo.BROKEN
                 break
         if lag == 0 and num_pending > 0:  # the next plan knows that they ended
@@ -597,8 +588,6 @@ def advance(
     ints[lo.NUM_WASTED] = num_wasted
     ints[lo.BUSY] = busy
     ints[lo.KNOT] = knot
-    ints[lo.NUM_FINISHED] += finished
-    ints[lo.NUM_BAD] = num_bad
     ints[lo.NUM_STEPS] += steps
     ints[lo.NUM_WINDOWS] += windows
     ints[lo.NUM_PREEMPTIONS] += preemptions

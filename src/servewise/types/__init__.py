@@ -42,6 +42,16 @@ from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanati
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
+from servewise.types.measurement import (
+    Api,
+    Chunks,
+    Endpoint,
+    Load,
+    Measurement,
+    Prompts,
+    RequestDetails,
+    Trust,
+)
 from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPrecision
 from servewise.types.operation import Autoscaling, Failure, Outage
 from servewise.types.perf import MemoryReport, StepModel, StepTable
@@ -68,6 +78,7 @@ __all__ = [
     "LIKELY_FRAC",
     "ROLES",
     "VERY_LIKELY_FRAC",
+    "Api",
     "Assurance",
     "AttentionKind",
     "Autoscaling",
@@ -81,12 +92,14 @@ __all__ = [
     "CapacitySchedulerPolicy",
     "Caveat",
     "CaveatKind",
+    "Chunks",
     "Comparison",
     "Cost",
     "CudagraphMode",
     "Deployment",
     "Disaggregation",
     "Effort",
+    "Endpoint",
     "EngineName",
     "EngineParams",
     "Estimate",
@@ -102,10 +115,12 @@ __all__ = [
     "KvLink",
     "KvPrecision",
     "LlamacppParams",
+    "Load",
     "LoadPoint",
     "MaxTokensKind",
     "MeanEstimate",
     "MeasuredRuns",
+    "Measurement",
     "MemoryReport",
     "MemoryUse",
     "Metric",
@@ -122,7 +137,9 @@ __all__ = [
     "PrefixBlocks",
     "PriceKind",
     "Promise",
+    "Prompts",
     "Provenance",
+    "RequestDetails",
     "RequestLog",
     "RequestStatus",
     "Role",
@@ -140,6 +157,7 @@ __all__ = [
     "TgiParams",
     "Timeline",
     "TrtllmParams",
+    "Trust",
     "Verdict",
     "VllmParams",
     "WeightPrecision",

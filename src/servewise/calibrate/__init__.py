@@ -1,0 +1,1 @@
+"""Correct the step model from what was measured, and say what is left."""

@@ -1,0 +1,1 @@
+"""Measure a real endpoint: what to send, when, and whether the numbers can be trusted."""

@@ -1,0 +1,1 @@
+"""Every outbound connection: requests, streams and their time stamps."""
