@@ -29,7 +29,7 @@ from servewise.kernel.layout import (
 from servewise.kernel.policy import policy_at
 from servewise.kernel.views import prefix_at, recorder_at, replica_at, turn_at
 
-__all__ = ["advance", "agree", "route", "shared_time"]
+__all__ = ["UNLIMITED", "advance", "agree", "route", "shared_time"]
 
 WAITING_SCORE = 3.0
 """A waiting request counts so much more than a running one."""
@@ -98,7 +98,7 @@ def agree(group: Any, base: int, times: Times, delay: float, dummy_tokens: int, 
 
     Parameters
     ----------
-    group : Ranks or SglangRanks
+    group : Ranks, SglangRanks or TrtllmRanks
     base : int
         The first of its ranks.
     times : Times
