@@ -30,7 +30,7 @@ from servewise.kernel.policy import policy_at
 from servewise.kernel.steady import is_idle, is_steady, may_go_on, plan_on, run_on
 from servewise.kernel.views import prefix_at, recorder_at, replica_at, turn_at
 
-__all__ = ["advance", "agree", "route", "shared_time"]
+__all__ = ["UNLIMITED", "advance", "agree", "route", "shared_time"]
 
 WAITING_SCORE = 3.0
 """A waiting request counts so much more than a running one."""
@@ -99,7 +99,7 @@ def agree(group: Any, base: int, times: Times, delay: float, dummy_tokens: int, 
 
     Parameters
     ----------
-    group : Ranks or SglangRanks
+    group : Ranks, SglangRanks or TrtllmRanks
     base : int
         The first of its ranks.
     times : Times

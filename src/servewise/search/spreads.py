@@ -51,6 +51,7 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
             for size in tensor
             for ranks in RANKS
             if (size * ranks <= node or (engine == "vllm" and size * ranks == 2 * node))
+            and (size == 1 or engine != "tensorrt-llm")  # whose ranks are single GPUs
             and model.moe.num_experts % (size * ranks) == 0
         ]
     if engine in STAGED:
