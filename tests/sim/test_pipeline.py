@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oracle import pipeline_plain, vllm_plain
 from oracle.strategies import PROFILES, Case, Profile, cases, params, req, seeded_case, unit_table
-from servewise.engines import sglang, trtllm
+from servewise.engines import trtllm
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.sim import simulate, to_log
@@ -191,15 +191,12 @@ def test_layers_left_over_go_to_the_stages_before_the_last(
     assert layers_of_stages(num_layers, num_stages) == layers
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
-def test_pipelines_of_other_engines_are_refused(engine: str) -> None:
+def test_pipelines_of_other_engines_are_refused() -> None:
     case = normalized(seeded_case(0, "mixed"))
-    module = {"sglang": sglang, "tensorrt-llm": trtllm}[engine]
-    version = module.default_version()
-    deployment = replace(
-        staged(case, 2), engine=engine, engine_version=version, params=module.default_params(version, GPU, MODEL)
-    )
-    with pytest.raises(InputError, match=f"pipeline_parallel_size 2: pipeline stages of '{engine}' are not simulated"):
+    version = trtllm.default_version()
+    params = trtllm.default_params(version, GPU, MODEL)
+    deployment = replace(staged(case, 2), engine="tensorrt-llm", engine_version=version, params=params)
+    with pytest.raises(InputError, match="pipeline_parallel_size 2: pipeline stages of 'tensorrt-llm' are not sim"):
         simulate(workload_of(case), deployment, model_of(case), memory_of(case))
 
 

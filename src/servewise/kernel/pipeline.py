@@ -23,7 +23,7 @@ from servewise.kernel.prefix import hash_blocks, lookup, take_blocks, touch_hits
 from servewise.kernel.rows import blocks_of, compact, release, sort_by_position
 from servewise.kernel.steps import knot_at, mixed_step_s
 
-__all__ = ["Pipeline", "advance", "new_pipeline"]
+__all__ = ["Pipeline", "advance", "new_pipeline", "pass_through"]
 
 # Columns of ``Pipeline.groups``.
 ROWS = 0
@@ -105,7 +105,7 @@ def _hash_named_outputs(
 
 
 @compiled
-def _pass_through(left: Any, shares: Any, ready: float, layers: float, sampled: float) -> float:
+def pass_through(left: Any, shares: Any, ready: float, layers: float, sampled: float) -> float:
     """Send a batch through the stages from ``ready`` on; returns when it leaves the last one."""
     at = ready
     last = len(left) - 1
@@ -412,7 +412,7 @@ def advance(
             decode_time += (layers + sampled) / stages
         row_time += rows * (layers + sampled) / stages
         # the first stage waits for the tokens of the step that the group ran before
-        last_end = _pass_through(left, pipe.shares, max(now, emitted[group]), layers, sampled)
+        last_end = pass_through(left, pipe.shares, max(now, emitted[group]), layers, sampled)
         ends[step % depth] = last_end
         wasted = groups[group, WASTED]
         if record_gaps and rows > wasted and not record_gap(rec, last_end - emitted[group], 0.0, 1, rows - wasted):

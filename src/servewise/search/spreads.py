@@ -10,6 +10,9 @@ __all__ = ["spreads"]
 ATTENTION_RANKS: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
 """Engines whose ranks may attend to their own requests and share the experts."""
 
+PIPELINES: tuple[EngineName, ...] = ("vllm", "sglang")
+"""Engines whose pipelines are simulated."""
+
 STAGES = (2, 4)
 """Pipeline stages that are tried."""
 
@@ -21,8 +24,8 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     """Spreads that are tried, in a fixed order.
 
     Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
-    all GPUs of the replica; for vLLM also ranks that fill two nodes, pipeline stages within a node, and whole nodes as
-    stages of two or four.
+    all GPUs of the replica, for vLLM also in two nodes; for vLLM and SGLang pipeline stages within a node, and whole
+    nodes as stages of two or four.
 
     Parameters
     ----------
@@ -48,7 +51,7 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
             if (size * ranks <= node or (engine == "vllm" and size * ranks == 2 * node))
             and model.moe.num_experts % (size * ranks) == 0
         ]
-    if engine == "vllm":
+    if engine in PIPELINES:
         found += [
             Parallelism(tensor_parallel_size=size, pipeline_parallel_size=stages)
             for stages in STAGES
