@@ -17,6 +17,7 @@ from servewise.kernel import (
     pipeline,
     ranks,
     sglang,
+    sglang_pipeline,
     sglang_ranks,
     speculative,
     staged_ranks,
@@ -113,6 +114,11 @@ def _sglang_ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon): 
     return sglang_ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
+def _sglang_pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return sglang_pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
+
+
 def _speculative(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     return speculative.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
@@ -133,6 +139,7 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     llamacpp.Slots: _llamacpp,
     sglang.Sglang: _sglang,
     sglang_ranks.SglangRanks: _sglang_ranks,
+    sglang_pipeline.SglangPipeline: _sglang_pipeline,
     speculative.Speculative: _speculative,
 }
 
