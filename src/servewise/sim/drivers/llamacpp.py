@@ -8,18 +8,21 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.engines import ollama
+from servewise.engines import llamacpp, ollama
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.llamacpp import Slots, new_slots
 from servewise.sim.drivers.base import plain_engine
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, LlamacppParams, MemoryReport, OllamaParams, PrefixBlocks, Workload
+from servewise.units import MIB
 
 __all__ = ["Llamacpp", "Ollama"]
 
 BOS_TOKENS = 1
 """A context shift keeps the begin-of-sequence token, which nearly all models add."""
+CELL_BYTES = 12
+"""Position, number of sequences and sequence, which are kept of a token beside its keys and values."""
 
 
 def _params(deployment: Deployment) -> LlamacppParams:
@@ -70,8 +73,13 @@ class Llamacpp:
 
     def driver(self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport) -> Slots:
         """The slots of all replicas, and how they are served."""
-        del packed, engine
+        del engine
         params, served = _params(deployment), deployment.params
+        token_bytes = memory.kv_bytes_per_token * deployment.parallelism.num_gpus + CELL_BYTES
+        host_tokens = int(params.cache_ram_mib * MIB // token_bytes)
+        shortest = int(packed.requests.input_tokens.min(initial=params.slot_context_tokens))
+        if params.context_shift:  # a content of which a half was dropped
+            shortest = min(shortest, params.slot_context_tokens // 4)
         is_ollama = isinstance(served, OllamaParams)
         keep_alive_s, load_s = math.inf, 0.0
         if isinstance(served, OllamaParams):
@@ -91,6 +99,9 @@ class Llamacpp:
             keep_alive=keep_alive_s,
             load=load_s,
             starts_loaded=not isinstance(served, OllamaParams) or served.starts_loaded,
+            host_tokens=host_tokens,
+            copy=token_bytes / llamacpp.host_rates().copy_bytes_per_s,
+            max_saved=min(len(packed.requests.input_tokens), host_tokens // max(shortest, 1)) + 1,
         )
 
 
