@@ -77,9 +77,10 @@ class Llamacpp:
         params, served = _params(deployment), deployment.params
         token_bytes = memory.kv_bytes_per_token * deployment.parallelism.num_gpus + CELL_BYTES
         host_tokens = int(params.cache_ram_mib * MIB // token_bytes)
-        shortest = int(packed.requests.input_tokens.min(initial=params.slot_context_tokens))
-        if params.context_shift:  # a content of which a half was dropped
-            shortest = min(shortest, params.slot_context_tokens // 4)
+        context = ollama.as_llama_server(deployment).max_request_tokens
+        shortest = int(packed.requests.input_tokens.min(initial=context))  # no content has fewer tokens
+        if params.context_shift:  # but one of which half was dropped when it was full
+            shortest = min(shortest, context // 4)
         is_ollama = isinstance(served, OllamaParams)
         keep_alive_s, load_s = math.inf, 0.0
         if isinstance(served, OllamaParams):
@@ -90,7 +91,7 @@ class Llamacpp:
             params.parallel,
             split=params.is_split,
             cells=params.slot_context_tokens,
-            context=ollama.as_llama_server(deployment).max_request_tokens,
+            context=context,
             ubatch=params.ubatch_size,
             windows=deployment.model.num_sliding_layers > 0,
             shift=params.context_shift,
