@@ -29,8 +29,8 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     """Spreads that are tried, in a fixed order.
 
     Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
-    all GPUs of the replica; for vLLM, SGLang and TensorRT-LLM pipeline stages within a node, for the first two also whole
-    nodes as stages of two or four; for vLLM also ranks that fill two nodes, alone or with two stages each.
+    all GPUs of the replica; for vLLM, SGLang and TensorRT-LLM pipeline stages within a node, for the first two also
+    whole nodes as stages of two or four; for vLLM also ranks that fill two nodes, alone or with two stages each.
 
     Parameters
     ----------
