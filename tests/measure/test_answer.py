@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.measure.streams import DONE, STREAMS, A, B, Stream
+from tests.net.scripted import chunk
 
 from servewise.errors import MeasurementError
 from servewise.measure import answer as answer_module
@@ -14,8 +16,6 @@ from servewise.measure import framing
 from servewise.measure.answer import Answer, error_message
 from servewise.net import HttpAnswer
 from servewise.types import Api, Endpoint
-from tests.measure.streams import A, B, DONE, STREAMS, Stream
-from tests.net.scripted import chunk
 
 
 def endpoint(api: Api = "openai-chat", *, stream: bool = True) -> Endpoint:
@@ -166,17 +166,16 @@ def test_no_json_breaks_the_reader(document: object, api: Api, stream: bool) -> 
     assert answer.output_tokens >= -1
 
 
+def check_given_up(packets: list[bytes]) -> None:
+    with pytest.raises(MeasurementError, match="longer than 1 MiB"):
+        read(STREAMS[0], packets)
+
+
 def test_an_answer_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framing, "MAX_DOCUMENT_BYTES", 1 << 20)
-    answer = Answer(endpoint(), keeps_text=False)
-    with pytest.raises(MeasurementError, match="longer than 1 MiB"):
-        for at_ns in range(1, 40):
-            answer.feed(at_ns, b"data: " + b"x" * 65_536, {})
+    check_given_up([b"data: " + b"x" * 65_536] * 40)
     monkeypatch.setattr(answer_module, "MAX_ANSWER_BYTES", 1 << 20)
-    answer = Answer(endpoint(), keeps_text=False)
-    with pytest.raises(MeasurementError, match="longer than 1 MiB"):
-        for at_ns in range(1, 40_000):
-            answer.feed(at_ns, A, {})
+    check_given_up([A] * 40_000)
 
 
 def test_texts_are_kept_only_when_they_are_needed() -> None:

@@ -24,7 +24,7 @@ def with_length(body: bytes, status: str = "200 OK", headers: str = "") -> bytes
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
 
 
-class Hangup(Exception):
+class HangupError(Exception):
     """The script ends its connection."""
 
 
@@ -50,11 +50,11 @@ class Wire:
         time.sleep(seconds)
 
     def hang_up(self) -> None:
-        raise Hangup
+        raise HangupError
 
     def reset(self) -> None:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        raise Hangup
+        raise HangupError
 
 
 Script = Callable[[Wire], None]
@@ -118,7 +118,7 @@ def serve(script: Script, tls: ssl.SSLContext | None = None) -> Iterator[Scripte
                     server.arrived_s.append(time.monotonic())
                 script(Wire(sock, number, served, head, body))
                 served += 1
-        except (Hangup, OSError):
+        except (HangupError, OSError):
             return
         finally:
             sock.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.net.scripted import chunk, with_length
 
 from servewise.errors import MeasurementError
 from servewise.net import HttpAnswer, request_head
 from servewise.net.http1 import MAX_HEAD_BYTES
-from tests.net.scripted import chunk, with_length
 
 
 def read(*parts: bytes) -> tuple[HttpAnswer, bytes]:
@@ -101,22 +103,17 @@ def test_what_is_no_http_is_refused(sent: bytes, words: str) -> None:
 
 
 def test_a_head_that_comes_byte_by_byte_is_bounded() -> None:
-    answer = HttpAnswer()
-    answer.feed(b"HTTP/1.1 200 OK\r\n")
+    parts = [b"x: yyyy"] * MAX_HEAD_BYTES
     with pytest.raises(MeasurementError, match="headers are longer"):
-        for _ in range(MAX_HEAD_BYTES):
-            answer.feed(b"x: yyyy")
+        read(b"HTTP/1.1 200 OK\r\n", *parts)
 
 
 @given(st.lists(st.binary(max_size=60), max_size=6))
 @settings(deadline=None)
 def test_no_bytes_break_it(parts: list[bytes]) -> None:
-    answer = HttpAnswer()
-    try:
-        for part in parts:
-            answer.feed(part)
-    except MeasurementError as error:
-        assert str(error)
+    with suppress(MeasurementError):
+        answer, _ = read(*parts)
+        assert answer.status < 1000
 
 
 def test_request_heads() -> None:

@@ -213,7 +213,7 @@ class LoadLoop:
         is_drained = can_prepare = True
         while True:
             can_prepare |= self._send_due(now)
-            next_ns = self._schedule.next_ns() + self._start_ns
+            next_ns = self._schedule.next_ns(now - self._start_ns) + self._start_ns
             if next_ns >= NEVER_NS and not self._in_flight and not self.undecoded:
                 return
             is_idle = is_drained and not self.undecoded and not can_prepare
