@@ -242,7 +242,7 @@ def test_a_starved_client_is_not_trusted() -> None:
     words = " ".join(run.trust.reasons)
     assert "sent late" in words
     assert "offered" in words
-    # The figures say so themselves: TTFT counts from the intended send.
+    # TTFT counts from the intended send, so that it shows what the client did.
     assert np.median(run.log.first_token_s - run.log.intended_s) > 2 * np.median(run.log.first_token_s - run.log.sent_s)
 
 
