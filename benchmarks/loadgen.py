@@ -2,10 +2,10 @@
 
 A server with known answers (first token after 200 ms, then one every 20 ms, 100 tokens; C, on core 0) is measured by
 servewise on core 1, in lockstep: 512 and 1000 requests at once, and a Poisson stream of 100 a second. A client of
-a hundred lines of C runs just before each run, with as many requests at once: what it sees is the machine's noise. A run
-whose reference saw a P99 of more than 205 ms is repeated and not counted; after 15 runs of a case the quietest are taken,
-and ``is_quiet`` says so. Figures are medians of five runs; TTFT counts from the intended send, and in the closed loops
-from the actual send as well (``ttft_sent_p99_ms``), as the reference counts it.
+a hundred lines of C runs just before each run, with as many requests at once: what it sees is the machine's noise. A
+run whose reference saw a P99 of more than 205 ms is repeated and not counted; after 15 runs of a case the quietest are
+taken, and ``is_quiet`` says so. Figures are medians of five runs; TTFT counts from the intended send, and from the
+actual send as well (``ttft_sent_p99_ms``), as the reference counts it.
 
 Needs a C compiler (``cc``) and two cores: without them it says so and measures nothing.
 ``--lock FILE`` holds a lock while a run lasts, for machines that have something else to do.
@@ -134,7 +134,7 @@ def on_core(core: int, command: list[str]) -> list[str]:
 
 def seen(port: int) -> tuple[float, int, int]:
     """What the server saw since it was last asked: its lateness (P99) [ms], requests, those right after another."""
-    with urlopen(f"http://127.0.0.1:{port}/seen", timeout=5.0) as answer:  # noqa: S310 - our own server
+    with urlopen(f"http://127.0.0.1:{port}/seen", timeout=5.0) as answer:
         late_ms, requests, close = answer.read().split()
     return float(late_ms), int(requests), int(close)
 
