@@ -16,7 +16,7 @@ from time import monotonic_ns
 import numpy as np
 
 from servewise.errors import MeasurementError
-from servewise.measure.answer import Answer, api_path, error_message
+from servewise.measure.answer import Answer, api_path, error_message, printable
 from servewise.measure.progress import Seen
 from servewise.measure.record import Outcome, Record
 from servewise.measure.schedule import NEVER_NS, Schedule
@@ -118,9 +118,9 @@ class _Request(Exchange):
         if said := error_message(self.error_body):
             words += f": {said}"
         if "retry-after" in self.headers:
-            words += f" (Retry-After: {self.headers['retry-after'][:40]})"
+            words += f" (Retry-After: {printable(self.headers['retry-after'])[:40]})"
         if 300 <= self.status < 400:
-            words += f" (redirects to {self.headers.get('location', '?')[:200]!r}; servewise does not follow it)"
+            words += f" (redirects to {printable(self.headers.get('location', '?'))}; servewise does not follow it)"
         return words
 
 
@@ -209,15 +209,15 @@ class LoadLoop:
         return Ended(record=self._record, client=client, start_ns=self._start_ns, interrupted=self._interrupted)
 
     def _run(self) -> None:
-        tick_ns = self._start_ns
+        tick_ns = house_ns = self._start_ns
         progress_ns = self._start_ns + PROGRESS_NS
         now = decoded_ns = monotonic_ns()
         is_drained = can_prepare = True
-        while True:
+        while not self._interrupted:
             can_prepare |= self._send_due(now)
             next_ns = self._schedule.next_ns(now - self._start_ns) + self._start_ns
             if next_ns >= NEVER_NS and not self._in_flight and not self.undecoded:
-                return
+                break
             is_idle = is_drained and not self.undecoded and not can_prepare
             wait_ns = min(next_ns, tick_ns) - monotonic_ns() if is_idle else 0
             is_drained = self._client.poll(max(wait_ns, 0) / 1e9) < MAX_EVENTS
@@ -230,13 +230,15 @@ class LoadLoop:
                 now = monotonic_ns()
             if not self.undecoded:
                 decoded_ns = now
-            if is_drained and now >= tick_ns:
-                tick_ns = self._tick(tick_ns, now)
-                if self._interrupted:
-                    return
-                if now >= progress_ns:
-                    progress_ns = now + PROGRESS_NS
-                    self._report(self._seen(now))
+            if is_drained:
+                tick_ns = self._note_lag(tick_ns, now)
+            if now >= house_ns:
+                house_ns = now + TICK_NS
+                self._keep_house(now)
+            if now >= progress_ns:
+                progress_ns = now + PROGRESS_NS
+                self._report(self._seen(now))
+        self._note_lag(tick_ns, now)
 
     def _send_due(self, now: int) -> bool:
         """Send what is due, for a while: reading must not wait for all of it; returns whether something was sent."""
@@ -279,11 +281,15 @@ class LoadLoop:
             self._messages_bytes += len(message)
         return True
 
-    def _tick(self, tick_ns: int, now: int) -> int:
-        """Note how late the loop is, end what has waited too long; returns when the next tick is due."""
+    def _note_lag(self, tick_ns: int, now: int) -> int:
+        """Note for how long ticks have waited until all that was there was read; returns when the next tick is due."""
         while tick_ns <= now:
             self._lag.add(now - tick_ns)
             tick_ns += TICK_NS
+        return tick_ns
+
+    def _keep_house(self, now: int) -> None:
+        """End what has waited too long; stop when told to."""
         while self._in_flight:
             request = next(iter(self._in_flight.values()))
             if now - request.sent_ns < self._timeout_ns:
@@ -292,7 +298,6 @@ class LoadLoop:
             request.ended(now, f"timed out after {self._load.timeout_s:g} s")
         if self._stop():
             self._interrupt(now)
-        return tick_ns
 
     def _interrupt(self, now: int) -> None:
         """Stop: what is in flight is given up, and kept as far as it came."""
