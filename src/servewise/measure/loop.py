@@ -70,11 +70,11 @@ class _Request(Exchange):
 
     __slots__ = ("answer", "end_ns", "error_body", "failure", "intended_ns", "is_ended", "loop", "parts", "request")
 
-    def __init__(self, message: bytes, loop: LoadLoop, request: int, intended_ns: int, answer: Answer) -> None:
+    def __init__(self, message: bytes, loop: LoadLoop, request: int, answer: Answer) -> None:
         super().__init__(message)
         self.loop = loop
         self.request = request
-        self.intended_ns = intended_ns
+        self.intended_ns = 0
         self.answer = answer
         self.parts: list[tuple[int, bytes]] = []
         self.error_body = b""
@@ -174,8 +174,8 @@ class LoadLoop:
         """In the order of their sending."""
         self.undecoded: deque[_Request] = deque()
         self._answers: dict[int, str] = {}
-        self._messages: dict[int, bytes] = {}
-        self._messages_bytes = 0
+        self._prepared: dict[int, _Request] = {}
+        self._prepared_bytes = 0
         self._roots = iter(self._schedule.roots)
         self._followers: deque[int] = deque()
         self._was_sent = bytearray(load.num_requests)
@@ -245,40 +245,38 @@ class LoadLoop:
         sent_any = False
         until = now + SEND_NS
         while now < until and (due := self._schedule.take(now - self._start_ns)) is not None:
-            request, intended_ns = due
-            message = self._messages.pop(request, b"")
-            self._messages_bytes -= len(message)
-            sent = _Request(
-                message or self._message(request),
-                self,
-                request,
-                intended_ns + self._start_ns,
-                Answer(self._endpoint, keeps_text=self._prompts.keeps_answer(request)),
-            )
-            self._was_sent[request] = 1
-            self._in_flight[request] = sent
-            self._client.submit(sent)
+            index, intended_ns = due
+            request = self._prepared.pop(index, None)
+            if request is None:
+                request = self._make(index)
+            else:
+                self._prepared_bytes -= len(request.message)
+            request.intended_ns = intended_ns + self._start_ns
+            self._was_sent[index] = 1
+            self._in_flight[index] = request
+            self._client.submit(request)
             sent_any = True
             now = monotonic_ns()
         return sent_any
 
-    def _message(self, request: int) -> bytes:
-        earlier = int(self._load.after[request])
+    def _make(self, index: int) -> _Request:
+        earlier = int(self._load.after[index])
         if earlier >= 0 and earlier not in self._answers and self._prompts.keeps_answer(earlier):
             self._decode(len(self.undecoded))  # it ended just now
-        body = self._prompts.body(request, self._answers)
-        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        body = self._prompts.body(index, self._answers)
+        message = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        return _Request(message, self, index, Answer(self._endpoint, keeps_text=self._prompts.keeps_answer(index)))
 
     def _prepare(self) -> bool:
         """Make a request ahead of its time; returns whether there may be more to make."""
-        if len(self._messages) >= PREPARED or self._messages_bytes >= PREPARED_BYTES:
+        if len(self._prepared) >= PREPARED or self._prepared_bytes >= PREPARED_BYTES:
             return False
-        request = self._followers.popleft() if self._followers else next(self._roots, -1)
-        if request < 0:
+        index = self._followers.popleft() if self._followers else next(self._roots, -1)
+        if index < 0:
             return False
-        if not self._was_sent[request]:
-            self._messages[request] = message = self._message(request)
-            self._messages_bytes += len(message)
+        if not self._was_sent[index]:
+            self._prepared[index] = request = self._make(index)
+            self._prepared_bytes += len(request.message)
         return True
 
     def _note_lag(self, tick_ns: int, now: int) -> int:
