@@ -235,6 +235,20 @@ def test_an_abandoned_exchange_hears_nothing_more() -> None:
         client.close()
 
 
+def test_an_exchange_abandoned_just_after_it_failed_hears_nothing_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    client = client_for(url)
+    exchange = Recorded()
+    client.submit(exchange)
+    while exchange.connection is not None:
+        client.poll(0.1)
+    client.abandon(exchange)
+    client.poll(0.0)
+    client.close()
+    assert exchange.failure is None
+
+
 @NEEDS_STAMPS
 def test_the_kernel_says_when_a_part_came_however_late_it_is_read() -> None:
     sent_at: list[int] = []

@@ -151,6 +151,7 @@ class Client:
         """Give up an exchange: it hears nothing more."""
         if exchange.connection is not None:
             self._drop(exchange.connection)
+        self._failed = deque(failed for failed in self._failed if failed[0] is not exchange)
 
     def close(self) -> None:
         """Close every connection; exchanges hear nothing more."""
