@@ -107,6 +107,8 @@ def test_a_server_that_announces_keep_alive_and_closes_is_no_failure() -> None:
             retries += exchange.retries
         client.close()
         assert len(server.heads) == 20
+        # The client learns that connections to this server are not to be used again.
+        assert retries <= 3
 
 
 def test_an_idle_connection_that_was_reset_is_opened_again() -> None:
