@@ -15,7 +15,7 @@ from tests.measure.server import Page, serve
 from servewise.measure.discover import discover
 from servewise.measure.prompts import WorkloadPrompts, previous_turns
 from servewise.measure.tokens import Wording, find_wording
-from servewise.net.client import Client
+from servewise.net.plain import PlainClient
 from servewise.traffic import (
     Arrivals,
     Conversations,
@@ -32,7 +32,7 @@ COMPLETIONS = Endpoint(base_url="http://localhost", api="openai-completions", mo
 
 
 def _wording(pages: dict[str, Page]) -> Wording:
-    with serve(pages) as script, Client(script.url) as client:
+    with serve(pages) as script, PlainClient(script.url) as client:
         return find_wording(client, discover(client, script.url).endpoint)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from servewise.errors import InputError, MeasurementError
 from servewise.measure.apis import API_PATHS, path, request_document
-from servewise.net.client import Answer, Client
+from servewise.net.plain import Answer
 from servewise.types import Api, Endpoint
 
 __all__ = ["Discovery", "discover"]

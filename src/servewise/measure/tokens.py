@@ -14,7 +14,6 @@ from typing import Any, Final
 from servewise.errors import MeasurementError
 from servewise.measure.apis import API_PATHS, Message, input_tokens_of, is_chat, request_document
 from servewise.measure.words import WORDS
-from servewise.net.client import Client
 from servewise.types import Endpoint
 
 __all__ = ["ServerTokenizer", "Wording", "find_wording"]
