@@ -14,6 +14,7 @@ from typing import Any, Final
 from servewise.errors import MeasurementError
 from servewise.measure.apis import API_PATHS, Message, input_tokens_of, is_chat, request_document
 from servewise.measure.words import WORDS
+from servewise.net.plain import PlainClient
 from servewise.types import Endpoint
 
 __all__ = ["ServerTokenizer", "Wording", "find_wording"]
@@ -59,7 +60,7 @@ class ServerTokenizer:
     ``/apply-template`` for messages), TGI (``inputs``).
     """
 
-    def __init__(self, client: Client, endpoint: Endpoint) -> None:
+    def __init__(self, client: PlainClient, endpoint: Endpoint) -> None:
         self._client = client
         self._endpoint = endpoint
 
@@ -91,7 +92,7 @@ class ServerTokenizer:
         return [token.get("id") if isinstance(token, dict) else token for token in found]
 
 
-def find_wording(client: Client, endpoint: Endpoint) -> Wording:
+def find_wording(client: PlainClient, endpoint: Endpoint) -> Wording:
     """Learn how a server's tokens are counted: from its tokenizer, or from the usage of a few short requests.
 
     Raises
@@ -151,7 +152,7 @@ def _lines(tokens: Sequence[Hashable]) -> list[int]:
     return lengths
 
 
-def _with_template(client: Client, asked: ServerTokenizer, endpoint: Endpoint, wording: Wording) -> Wording:
+def _with_template(client: PlainClient, asked: ServerTokenizer, endpoint: Endpoint, wording: Wording) -> Wording:
     """What the template adds: where the tokens of two different prompts begin and cease to differ."""
     one, other, answer = (" ".join(wording.words[start : start + 16]) for start in (0, 16, 32))
     turns = [{"role": "user", "content": one}, {"role": "assistant", "content": answer}]
@@ -180,7 +181,7 @@ def _common(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
-def _by_usage(client: Client, endpoint: Endpoint) -> Wording:
+def _by_usage(client: PlainClient, endpoint: Endpoint) -> Wording:
     """Fit tokens per word and what is added to the usage of three short requests."""
     few, more = WORDS[:16], WORDS[16:144]
     prompts = [" ".join(words) for words in (few, few + more, few + WORDS[144:272])]
@@ -212,7 +213,7 @@ def _by_usage(client: Client, endpoint: Endpoint) -> Wording:
     )
 
 
-def _usage(client: Client, endpoint: Endpoint, messages: Sequence[Message]) -> int:
+def _usage(client: PlainClient, endpoint: Endpoint, messages: Sequence[Message]) -> int:
     """Prompt tokens that the server counts in a request; 0 when it does not say."""
     document = request_document(replace(endpoint, stream=False), messages, 1, force=True)
     answer = client.post(API_PATHS[endpoint.api], document, timeout_s=PROBE_TIMEOUT_S)
