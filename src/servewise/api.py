@@ -16,7 +16,8 @@ from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
-from servewise.measure import LoadSpec, MeasureResult, SweepResult, Target, find_max, measure, measure_loads
+from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
+from servewise.measure.spec import LoadSpec
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import step_model
 from servewise.report import PlanReport, plan_html

@@ -23,7 +23,9 @@ def _point(load: float, repeat: int, kept: bool, trust: Trust = FINE) -> SweepPo
 
 
 def _find(keeps: Callable[[float, int], bool], *, start: float = 1.0, whole: bool = False, most: float = 1e9) -> Edge:
-    return search_edge(lambda load, repeat: _point(load, repeat, keeps(load, repeat)), start=start, whole=whole, most=most)
+    return search_edge(
+        lambda load, repeat: _point(load, repeat, keeps(load, repeat)), start=start, whole=whole, most=most
+    )
 
 
 @pytest.mark.parametrize("start", [0.01, 1.0, 7.3, 900.0])

@@ -1,7 +1,7 @@
 """Measure a real endpoint: what to send, when, and whether the numbers can be trusted."""
 
-from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
-from servewise.measure.runner import Progress
-from servewise.measure.spec import LoadSpec
+from servewise.measure.answer import api_path
+from servewise.measure.loop import Progress
+from servewise.measure.runner import Run, run_load
 
-__all__ = ["LoadSpec", "MeasureResult", "Progress", "SweepResult", "Target", "find_max", "measure", "measure_loads"]
+__all__ = ["Progress", "Run", "api_path", "run_load"]

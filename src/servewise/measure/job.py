@@ -14,7 +14,7 @@ import numpy as np
 
 from servewise.errors import InputError
 from servewise.measure.apis import API_PATHS
-from servewise.measure.runner import Progress
+from servewise.measure.loop import Progress
 from servewise.measure.session import Session
 from servewise.measure.spec import LoadSpec
 from servewise.measure.sweep import is_judged, search_edge
@@ -23,15 +23,7 @@ from servewise.net.address import api_key, base_url, is_encrypted, is_local, pat
 from servewise.store import SweepFolder, check_run_parent, new_run_dir, write_measurement
 from servewise.types import Api, Edge, Measurement, Promise, Summary, Sweep, SweepPoint
 
-__all__ = [
-    "MeasureResult",
-    "SweepResult",
-    "Target",
-    "measure_loads",
-    "measure_max",
-    "measure_one",
-    "refuse_unjudgeable",
-]
+__all__ = ["MeasureResult", "SweepResult", "Target", "find_max", "measure", "measure_loads"]
 
 Report = Callable[[str, Progress], None]
 """Takes the run in words, and how far it is."""

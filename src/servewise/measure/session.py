@@ -15,8 +15,9 @@ import numpy as np
 from servewise.errors import InputError
 from servewise.measure.apis import FORCED
 from servewise.measure.discover import Discovery, discover
+from servewise.measure.loop import Progress
 from servewise.measure.prompts import WorkloadPrompts
-from servewise.measure.runner import Progress, Run, run_load
+from servewise.measure.runner import Run, run_load
 from servewise.measure.scrape import Scraper, compare_views
 from servewise.measure.spec import LoadSpec
 from servewise.measure.tokens import Wording, find_wording
