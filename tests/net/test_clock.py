@@ -76,11 +76,12 @@ def test_a_stamp_that_cannot_be_true_is_not_believed() -> None:
 
 def test_being_put_aside_between_two_readings_is_no_step() -> None:
     clocks = Clocks()
-    delays = iter([0] * 8 + [40 * MS])
+    delays = iter([0] * 8 + [40 * MS, 0, 500_000])
 
     def wall() -> int:
+        at = clocks.wall()
         clocks.now += next(delays, 0)
-        return clocks.wall()
+        return at
 
     clock = Clock(clocks.monotonic, wall)
     for _ in range(20):

@@ -12,7 +12,7 @@ from servewise.errors import MeasurementError
 from servewise.measure.framing import EventFraming, Framing, LineFraming, WholeFraming
 from servewise.types import Endpoint
 
-__all__ = ["Answer", "api_path", "error_message"]
+__all__ = ["Answer", "api_path", "error_message", "printable"]
 
 MAX_ANSWER_BYTES = 512 << 20
 MAX_MESSAGE_CHARS = 200
@@ -148,7 +148,7 @@ class Answer:
             else:
                 self._take(self, at_ns, parsed)
         except (AttributeError, IndexError, KeyError, TypeError):
-            self.fail(f"the answer has an unexpected form: {_printable(document)}")
+            self.fail(f"the answer has an unexpected form: {printable(document)}")
 
     def _read_odd(self, at_ns: int, document: bytes) -> None:
         if document == b"[DONE]":
@@ -169,7 +169,7 @@ class Answer:
                 self._read(at_ns, text.encode())
                 return
         if document:
-            self.fail(f"a part of the answer is not JSON: {_printable(document)}")
+            self.fail(f"a part of the answer is not JSON: {printable(document)}")
 
     def fail(self, error: str) -> None:
         """Take note of what went wrong; the first counts."""
@@ -201,7 +201,7 @@ class Answer:
         if isinstance(reason, dict):
             reason = reason.get("type")
         if isinstance(reason, str):
-            self.finish_reason = _printable(reason.encode())[:40]
+            self.finish_reason = printable(reason)[:40]
             if reason in _FAILED_REASONS:
                 self.fail(f"the engine ended the request: {reason}")
 
@@ -338,16 +338,18 @@ def error_message(body: bytes) -> str:
     try:
         return _message(orjson.loads(body))
     except (orjson.JSONDecodeError, AttributeError, TypeError):
-        return _printable(body)
+        return printable(body)
 
 
 def _message(document: Any) -> str:
     error = document.get("error") or document.get("message") or document.get("detail") or document
     if isinstance(error, dict):
         error = error.get("message") or error
-    return _printable(str(error).encode("utf-8", "replace"))
+    return printable(str(error))
 
 
-def _printable(text: bytes) -> str:
-    words = " ".join(text[: 4 * MAX_MESSAGE_CHARS].decode("utf-8", "replace").split())
-    return "".join(c if c.isprintable() else "?" for c in words)[:MAX_MESSAGE_CHARS]
+def printable(text: str | bytes) -> str:
+    """A server's words in one line without control characters, cut to a readable length."""
+    words = text[: 4 * MAX_MESSAGE_CHARS]
+    words = words.decode("utf-8", "replace") if isinstance(words, bytes) else words
+    return "".join(c if c.isprintable() else "?" for c in " ".join(words.split()))[:MAX_MESSAGE_CHARS]

@@ -82,7 +82,7 @@ class _Connection:
         self.fd = sock.fileno()
         self.exchange = exchange
         self.answer = HttpAnswer()
-        self.unsent: memoryview | None = None
+        self.unsent: bytes | memoryview | None = None
         self.is_open = False
         self.is_old = exchange is None
         """Opened before its exchange was there, so that the server may have closed it meanwhile."""
@@ -143,7 +143,7 @@ class Client:
             connection = self._idle.pop()
             connection.exchange = exchange
             exchange.connection = connection
-            self._write(connection, memoryview(exchange.message))
+            self._write(connection, exchange.message)
         else:
             self._connect(exchange)
 
@@ -231,13 +231,13 @@ class Client:
         if connection.exchange is None:
             self._idle.append(connection)
         else:
-            self._write(connection, memoryview(connection.exchange.message))
+            self._write(connection, connection.exchange.message)
 
-    def _write(self, connection: _Connection, data: memoryview) -> None:
+    def _write(self, connection: _Connection, data: bytes | memoryview) -> None:
         was_waiting = connection.unsent is not None
         try:
-            while data:
-                data = data[connection.sock.send(data) :]
+            while (num_sent := connection.sock.send(data)) < len(data):
+                data = memoryview(data)[num_sent:]
             connection.unsent = None
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             connection.unsent = data
