@@ -4,8 +4,8 @@ A server with known answers (first token after 200 ms, then one every 20 ms, 100
 servewise on core 1, in lockstep: 512 and 1000 requests at once, and a Poisson stream of 100 a second. A client of
 a hundred lines of C runs just before each run, with as many requests at once: what it sees is the machine's noise. A
 run whose reference saw a P99 of more than 205 ms (1000 at once: 210 ms) is repeated and not counted; after 15 runs of a
-case the quietest are taken, and ``is_quiet`` says so. Figures are medians of five runs; TTFT counts from the intended send, and from the
-actual send as well (``ttft_sent_*``), as the reference counts it.
+case the quietest are taken, and ``is_quiet`` says so. Figures are medians of five runs; TTFT counts from the intended
+send, and from the actual send as well (``ttft_sent_*``), as the reference counts it.
 
 Needs a C compiler (``cc``) and two cores: without them it says so and measures nothing.
 ``--lock FILE`` holds a lock while a run lasts, for machines that have something else to do.

@@ -107,6 +107,8 @@ def test_a_server_that_announces_keep_alive_and_closes_is_no_failure() -> None:
             retries += exchange.retries
         client.close()
         assert len(server.heads) == 20
+        # The client learns that connections to this server are not to be used again.
+        assert retries <= 3
 
 
 def test_an_idle_connection_that_was_reset_is_opened_again() -> None:
@@ -233,6 +235,20 @@ def test_an_abandoned_exchange_hears_nothing_more() -> None:
         client.poll(0.05)
         assert exchange.failure is None
         client.close()
+
+
+def test_an_exchange_abandoned_just_after_it_failed_hears_nothing_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    client = client_for(url)
+    exchange = Recorded()
+    client.submit(exchange)
+    while exchange.connection is not None:
+        client.poll(0.1)
+    client.abandon(exchange)
+    client.poll(0.0)
+    client.close()
+    assert exchange.failure is None
 
 
 @NEEDS_STAMPS

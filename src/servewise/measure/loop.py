@@ -41,7 +41,7 @@ PREPARED = 2048
 PREPARED_BYTES = 16 << 20
 PREPARE_S = 0.1
 """For bodies before the start."""
-PREPARE_MARGIN_NS = 1_000_000
+PREPARE_MARGIN_NS = 300_000
 """No body is prepared when the next request is due within this."""
 ERROR_BYTES = 4096
 """Kept of a body that is no answer."""
