@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -105,12 +104,12 @@ class Session:
         self._refuse_longer_than_context(workload)
         prompts = WorkloadPrompts(workload, endpoint, self.wording, seed=seed)
         load = spec.make_load(workload)
-        workers = min(self._workers, workload.num_requests)
+        # a worker without a place in a closed loop would never send its part
+        workers = min(self._workers, workload.num_requests, load.concurrency or self._workers)
         self._scraper.start()
         started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        start_s = time.monotonic()
         run = run_load(endpoint, load, prompts, api_key=self._api_key, workers=workers, progress=progress)
-        metrics = self._scraper.stop(start_s)
+        metrics = self._scraper.stop(run.start_ns / 1e9)
         measured = Measurement(
             name=name,
             endpoint=endpoint,
