@@ -61,6 +61,7 @@ _positive = click.FloatRange(min=0, min_open=True)
 @click.option("--api", "api_name", type=click.Choice(APIS), help="How to ask.  [default: what the server is known for]")
 @click.option("--no-stream", is_flag=True, help="Ask for answers in one piece: only E2E is measured.")
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to send from.")
+@click.option("--ray", metavar="ADDRESS", help="Send from the machines of a Ray cluster (needs servewise[ray]).")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of arrivals, lengths and words.  [default: a new one]")
 @click.option("--key-env", metavar="NAME", help="Environment variable that holds the server's key.")
 @click.option("--yes", is_flag=True, help="Do not ask before sending a load to another machine.")
@@ -97,6 +98,7 @@ def measure(ctx: click.Context, /, url: str, **asked: Any) -> None:
         key_env=asked["key_env"],
         stream=not asked["no_stream"],
         workers=asked["workers"],
+        ray_address=asked["ray"],
     )
     kind, loads = _sweep(asked)
     workload, promise = _traffic_and_promise(asked)

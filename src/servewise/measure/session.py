@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -16,7 +16,7 @@ from servewise.measure.apis import FORCED
 from servewise.measure.discover import Discovery, discover
 from servewise.measure.progress import Progress
 from servewise.measure.prompts import WorkloadPrompts
-from servewise.measure.runner import Run, run_load
+from servewise.measure.runner import Run, Team, run_load
 from servewise.measure.scrape import Scraper, compare_views
 from servewise.measure.spec import LoadSpec
 from servewise.measure.tokens import Wording, find_wording
@@ -45,6 +45,8 @@ class Session:
         False asks for answers in one piece: E2E alone is measured.
     workers : int
         Processes that share the load.
+    ray_address : str, optional
+        Cluster whose machines share the load instead; see :class:`servewise.measure.on_ray.RayTeam`.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class Session:
         api_key: str | None = None,
         stream: bool = True,
         workers: int = 1,
+        ray_address: str | None = None,
     ) -> None:
         self._api_key = api_key
         self._workers = workers
@@ -71,6 +74,11 @@ class Session:
             engine = self.discovery.endpoint.engine
             self._scraper = stack.enter_context(Scraper(base_url, engine, api_key=api_key))
             self.wording: Wording = find_wording(client, self.discovery.endpoint)
+            self._team: Team | None = None
+            if ray_address is not None:
+                from servewise.measure.on_ray import RayTeam
+
+                self._team = stack.enter_context(closing(RayTeam(ray_address)))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -108,7 +116,9 @@ class Session:
         workers = min(self._workers, workload.num_requests, load.concurrency or self._workers)
         self._scraper.start()
         started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        run = run_load(endpoint, load, prompts, api_key=self._api_key, workers=workers, progress=progress)
+        run = run_load(
+            endpoint, load, prompts, api_key=self._api_key, workers=workers, progress=progress, team=self._team
+        )
         metrics = self._scraper.stop(run.start_ns / 1e9)
         measured = Measurement(
             name=name,
