@@ -233,7 +233,7 @@ class Client:
                 self._poll.modify(connection.fd, WRITE)
                 return
             except (OSError, ValueError) as error:
-                self._fail(connection, f"TLS: {error}")
+                self._fail(connection, _words(error) if isinstance(error, OSError) else f"TLS: {error}")
                 return
         connection.is_open = True
         self._poll.modify(connection.fd, READ)
@@ -358,6 +358,8 @@ def raise_file_limit() -> None:
 
 def _words(error: OSError) -> str:
     """What went wrong, in words that do not differ between machines."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: the server's certificate is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     name = errno.errorcode.get(error.errno or 0, "")
