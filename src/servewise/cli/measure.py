@@ -57,6 +57,7 @@ _positive = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--ramp-up", type=click.FloatRange(min=0), default=0.0, help="Seconds to start a closed loop over.")
 @click.option("--timeout", type=_positive, default=600.0, show_default=True, help="Seconds until a request has failed.")
+@click.option("--skip-longer", is_flag=True, help="Leave out requests that are longer than the server's context.")
 @click.option("--model", help="The model, when the server has several.")
 @click.option("--api", "api_name", type=click.Choice(APIS), help="How to ask.  [default: what the server is known for]")
 @click.option("--no-stream", is_flag=True, help="Ask for answers in one piece: only E2E is measured.")
@@ -215,6 +216,7 @@ def _load(asked: dict[str, Any], kind: str | None, loads: list[float], workload:
         warm_up_s=warm_up_s,
         ramp_up_s=asked["ramp_up"],
         timeout_s=asked["timeout"],
+        skip_longer=asked["skip_longer"],
     )
 
 

@@ -21,6 +21,7 @@ from servewise.measure.scrape import Scraper, compare_views
 from servewise.measure.spec import LoadSpec
 from servewise.measure.tokens import Wording, find_wording
 from servewise.net.plain import PlainClient
+from servewise.traffic import select_requests
 from servewise.types import Api, Measurement, RequestStatus, Trust, Workload
 
 __all__ = ["Session"]
@@ -108,8 +109,8 @@ class Session:
             When a request is longer than the server's context.
         """
         endpoint = self.discovery.endpoint
-        workload = spec.make_workload(seed)
-        self._refuse_longer_than_context(workload)
+        asked = spec.make_workload(seed)
+        workload = self._within_context(asked, skip=spec.skip_longer)
         prompts = WorkloadPrompts(workload, endpoint, self.wording, seed=seed)
         load = spec.make_load(workload)
         # a worker without a place in a closed loop would never send its part
@@ -133,16 +134,25 @@ class Session:
             counted_s=(spec.warm_up_s, np.inf),
             interrupted=run.interrupted,
         )
-        return replace(measured, trust=self._trust(run, workload, measured))
+        trust = self._trust(run, workload, measured)
+        if skipped := asked.num_requests - workload.num_requests:
+            words = f"{skipped:,} of {asked.num_requests:,} requests are longer than the server's context: not sent"
+            trust = replace(trust, notes=(words, *trust.notes))
+        return replace(measured, trust=trust)
 
-    def _refuse_longer_than_context(self, workload: Workload) -> None:
-        longest = int(np.max(workload.input_tokens + workload.output_tokens))
+    def _within_context(self, workload: Workload, *, skip: bool) -> Workload:
+        """The requests that the server can take; all of them, unless others may be skipped."""
+        tokens = workload.input_tokens + workload.output_tokens
         context = self.discovery.max_context_tokens
-        if context is not None and longest > context:
-            raise InputError(
-                f"the longest request has {longest:,} tokens with its answer, the server takes {context:,};"
-                " shorten the requests or give the server a longer context"
-            )
+        if context is None or int(np.max(tokens)) <= context:
+            return workload
+        fits = np.flatnonzero(tokens <= context)
+        if skip and len(fits):
+            return select_requests(workload, fits)
+        raise InputError(
+            f"the longest request has {int(np.max(tokens)):,} tokens with its answer, the server takes {context:,};"
+            " shorten the requests, skip the longer ones, or give the server a longer context"
+        )
 
     def _trust(self, run: Run, workload: Workload, measured: Measurement) -> Trust:
         """The runner's verdict on the client, with what server, prompts and window add."""
