@@ -22,7 +22,7 @@ from servewise.net.server import Server, addresses
 
 __all__ = ["MAX_EVENTS", "Client", "Exchange", "raise_file_limit"]
 
-MAX_EVENTS = 64
+MAX_EVENTS = 16
 """Sockets that one poll reads: a request that is due waits for no more than these."""
 READ_BYTES = 65_536
 """At once; more than a TLS record, so that none is left where poll does not see it."""
