@@ -33,6 +33,8 @@ SEEN: Mapping[str, str] = {
     "other gpu": "its GPU not seen",
     "other engine": "its engine not seen",
     "transferred gpu": "its GPU not measured",
+    "drafter": "those of its engine without a drafter, widened",
+    "groups": "of groups; not less than those of its instances as servers of their own",
 }
 """What of a deployment the runs contain that its errors come from."""
 
