@@ -5,14 +5,28 @@
 
 from servewise.metrics.check import broken
 from servewise.metrics.itl import itl_percentiles
-from servewise.metrics.latency import attainment, count_good, e2e_s, finished, good, tpot_s, ttft_s, ttft_sent_s
+from servewise.metrics.latency import (
+    attainment,
+    count_good,
+    e2e_s,
+    finished,
+    good,
+    tpot_s,
+    ttft_s,
+    ttft_sent_s,
+    unjudged,
+)
+from servewise.metrics.measured import chunk_gaps, counted, counted_log
 from servewise.metrics.summary import PERCENTILES, summarize
 
 __all__ = [
     "PERCENTILES",
     "attainment",
     "broken",
+    "chunk_gaps",
     "count_good",
+    "counted",
+    "counted_log",
     "e2e_s",
     "finished",
     "good",
@@ -21,4 +35,5 @@ __all__ = [
     "tpot_s",
     "ttft_s",
     "ttft_sent_s",
+    "unjudged",
 ]

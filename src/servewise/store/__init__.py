@@ -2,25 +2,35 @@
 
 from servewise.store.files import check_run_parent, new_run_dir, write_json, write_text_atomic
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
+from servewise.store.measurements import (
+    MEASUREMENT_SCHEMA,
+    measurement_document,
+    read_measurement,
+    write_measurement,
+)
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
 from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
 from servewise.store.table import csv_text
 
 __all__ = [
     "LOG_SCHEMA",
+    "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
     "PlanMeta",
     "WorkloadMeta",
     "check_run_parent",
     "csv_text",
     "log_to_csv",
+    "measurement_document",
     "new_run_dir",
     "plan_from_json",
     "plan_json_schema",
     "plan_meta",
     "plan_to_json",
     "read_log",
+    "read_measurement",
     "write_json",
     "write_log",
+    "write_measurement",
     "write_text_atomic",
 ]
