@@ -40,6 +40,7 @@ from servewise.types.engine_params import (
 )
 from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.imported import ImportedRun, Tool
 from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.measurement import (
@@ -108,6 +109,7 @@ __all__ = [
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
+    "ImportedRun",
     "InstancePool",
     "Interval",
     "ItlSegments",
@@ -156,6 +158,7 @@ __all__ = [
     "Summary",
     "TgiParams",
     "Timeline",
+    "Tool",
     "TrtllmParams",
     "Trust",
     "Verdict",

@@ -1,0 +1,3 @@
+"""Stub."""
+FORMATS = ()
+def write_run() -> None: ...
