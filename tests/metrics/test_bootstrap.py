@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrics.logs import make_log
-from servewise.metrics import summarize
 from servewise.metrics import resample as resample_module
+from servewise.metrics import summarize
 from servewise.metrics.bootstrap import (
     SortedSample,
     block_counts,

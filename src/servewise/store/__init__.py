@@ -1,6 +1,7 @@
 """What is kept on disk: run folders, plans, request logs. Versioned, atomic, never overwritten."""
 
 from servewise.store.files import check_run_parent, new_run_dir, write_json, write_text_atomic
+from servewise.store.imports import IMPORT_SCHEMA, read_run_dir, write_imported
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
 from servewise.store.measurements import (
     MEASUREMENT_SCHEMA,
@@ -13,6 +14,7 @@ from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_
 from servewise.store.table import csv_text
 
 __all__ = [
+    "IMPORT_SCHEMA",
     "LOG_SCHEMA",
     "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
@@ -29,6 +31,8 @@ __all__ = [
     "plan_to_json",
     "read_log",
     "read_measurement",
+    "read_run_dir",
+    "write_imported",
     "write_json",
     "write_log",
     "write_measurement",

@@ -13,7 +13,7 @@ __all__ = ["read_guidellm"]
 DEFINITIONS = {
     "ttft": "send to the first content, reasoning or tool call, wall clock; here from the targeted start where the "
     "strategy has a schedule, from the send otherwise",
-    "itl": "its own is a mean a request, (last - first) / (output tokens - 1), which is TPOT here; the file has no gaps",
+    "itl": "its own is a mean a request, (last - first) / (output tokens - 1), which is TPOT here; no gaps",
     "tpot": "its own is (last token - send) / output tokens, first token included; here (last - first) / (n - 1)",
     "e2e": "its own runs to the end of the body; here to the last token",
 }

@@ -62,7 +62,12 @@ def read_runs(path: Path, tool: str | None = None) -> tuple[ImportedRun, ...]:
 def _tool(document: Value) -> Tool:
     """Whose file this is, by fields that only one of the tools writes."""
     raw = document.raw
-    if isinstance(raw, list) and raw and isinstance(raw[0], dict) and {"start_time", "end_time", "info"} <= raw[0].keys():
+    if (
+        isinstance(raw, list)
+        and raw
+        and isinstance(raw[0], dict)
+        and {"start_time", "end_time", "info"} <= raw[0].keys()
+    ):
         return "inference-perf"
     fields = raw.keys() if isinstance(raw, dict) else set()
     if "benchmarks" in fields:

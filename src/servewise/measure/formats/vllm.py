@@ -15,6 +15,7 @@ from servewise.types import ImportedRun, RequestStatus, Tool
 
 __all__ = ["read_sglang", "read_vllm"]
 
+OPTIONAL = ("start_times", "latencies", "cached_tokens")
 VLLM_DEFINITIONS = {
     "ttft": "send to the first chunk with a choice, which may hold a role and no token; taken as the first token",
     "itl": "gaps between chunks with a choice, pooled; taken as they are",
@@ -47,7 +48,7 @@ def _read(document: Value, name: str, tool: Tool) -> ImportedRun:
         raise document.get("ttfts").fail(f"the times of each request; run the benchmark with {option}")
     ttfts = [value.seconds() for value in document.get("ttfts").items()]
     columns = {key: list(document.get(key).items()) for key in ("itls", "input_lens", "output_lens", "errors")}
-    optional = {key: list(document.get(key).items()) for key in ("start_times", "cached_tokens") if document.has(key)}
+    optional = {key: list(document.get(key).items()) for key in OPTIONAL if document.has(key)}
     for key, values in {**columns, **optional}.items():
         if len(values) != len(ttfts):
             raise document.get(key).fail(f"{len(ttfts)} entries, as ttfts has, not {len(values)}")
@@ -55,30 +56,33 @@ def _read(document: Value, name: str, tool: Tool) -> ImportedRun:
     for i, ttft_s in enumerate(ttfts):
         failure = columns["errors"][i].text()
         sent_s = optional["start_times"][i].seconds() if "start_times" in optional else 0.0
-        # A request that got no chunk has a time of 0.
-        chunks_s = sent_s + ttft_s + np.concatenate(([0.0], np.cumsum(columns["itls"][i].all_seconds())))
-        if ttft_s == 0.0:
-            chunks_s = np.empty(0)
-        if tool == "vllm" and not len(chunks_s):
+        gaps_s = columns["itls"][i].all_seconds()
+        latency_s = optional["latencies"][i].seconds() if "latencies" in optional and not failure else 0.0
+        # A request that got no chunk has a time of 0; one that ends after its only chunk has gaps that are unknown.
+        known = ttft_s == 0.0 or len(gaps_s) > 0 or latency_s <= ttft_s
+        chunks_s = sent_s + ttft_s + np.concatenate(([0.0], np.cumsum(gaps_s))) if ttft_s else np.empty(0)
+        if tool == "vllm" and not ttft_s:
             failure = failure or "no chunk arrived"
         rows.append(
             Row(
                 where=columns["itls"][i].where,
                 sent_s=sent_s,
-                first_s=chunks_s[0] if len(chunks_s) else math.nan,
-                last_s=chunks_s[-1] if len(chunks_s) else math.nan,
-                input_tokens=columns["input_lens"][i].count(),
-                output_tokens=-1 if failure else columns["output_lens"][i].count(),
+                first_s=chunks_s[0] if ttft_s else math.nan,
+                last_s=(chunks_s[-1] if known else sent_s + latency_s) if ttft_s else math.nan,
+                input_tokens=columns["input_lens"][i].count(optional=True),
+                output_tokens=-1 if failure else columns["output_lens"][i].count(optional=True),
                 cached_tokens=optional["cached_tokens"][i].count() if "cached_tokens" in optional else -1,
                 status=RequestStatus.FAILED if failure else RequestStatus.OK,
                 failure=failure,
-                chunks_s=chunks_s,
+                chunks_s=chunks_s if known else None,
             )
         )
     log, details, chunks = tables(rows, one_clock="start_times" in optional)
     missing = ["intended send times", "first token of the answer", "end of the response", "finish reasons"]
     if "start_times" not in optional:
         missing.insert(0, "send times")
+    if chunks is None:
+        missing.append("times of single chunks")
     if "cached_tokens" not in optional:
         missing.append("cached tokens")
     notes = [VLLM_TOKENS if tool == "vllm" else SGLANG_TOKENS]
@@ -90,7 +94,7 @@ def _read(document: Value, name: str, tool: Tool) -> ImportedRun:
         )
     return ImportedRun(
         tool=tool,
-        tool_version="unknown",
+        tool_version="unknown",  # neither writes its version
         name=name,
         model=document.get("model_id").text() or "unknown",
         log=log,
