@@ -27,6 +27,7 @@ EXIT_BROKEN_PIPE: Final = 141
 COMMANDS: Final = {
     "catalog": ("servewise.cli.catalog", "catalog"),
     "compare": ("servewise.cli.compare", "compare"),
+    "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
     "traffic": ("servewise.cli.traffic", "traffic"),
 }

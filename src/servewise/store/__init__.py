@@ -11,6 +11,7 @@ from servewise.store.measurements import (
 )
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
 from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
+from servewise.store.sweeps import SWEEP_SCHEMA, SweepFolder
 from servewise.store.table import csv_text
 
 __all__ = [
@@ -18,7 +19,9 @@ __all__ = [
     "LOG_SCHEMA",
     "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
+    "SWEEP_SCHEMA",
     "PlanMeta",
+    "SweepFolder",
     "WorkloadMeta",
     "check_run_parent",
     "csv_text",

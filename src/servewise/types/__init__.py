@@ -72,6 +72,7 @@ from servewise.types.plan import (
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
 from servewise.types.provenance import Kind, Provenance
 from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
+from servewise.types.sweep import Edge, Sweep, SweepPoint
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
@@ -99,6 +100,7 @@ __all__ = [
     "CudagraphMode",
     "Deployment",
     "Disaggregation",
+    "Edge",
     "Effort",
     "Endpoint",
     "EngineName",
@@ -156,6 +158,8 @@ __all__ = [
     "StepTable",
     "StrategyResult",
     "Summary",
+    "Sweep",
+    "SweepPoint",
     "TgiParams",
     "Timeline",
     "Tool",
