@@ -23,6 +23,7 @@ from servewise.types.deployment import (
     Role,
     Router,
 )
+from servewise.types.difference import Difference, FigureDifference, FigureVerdict
 from servewise.types.engine_params import (
     CONTEXT_PADDING,
     BaselineParams,
@@ -99,6 +100,7 @@ __all__ = [
     "Cost",
     "CudagraphMode",
     "Deployment",
+    "Difference",
     "Disaggregation",
     "Edge",
     "Effort",
@@ -108,6 +110,8 @@ __all__ = [
     "Estimate",
     "Explanation",
     "Failure",
+    "FigureDifference",
+    "FigureVerdict",
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
