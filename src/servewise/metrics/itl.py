@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -208,7 +209,7 @@ class ItlResamples(NamedTuple):
 
 
 def itl_resamples(
-    segments: ItlSegments, qs: Sequence[float] | Floats, values: Floats, *, seed: int
+    segments: ItlSegments, qs: Sequence[float] | Floats, values: Floats, *, least_frac: float = 0.0, seed: int
 ) -> ItlResamples | None:
     """Moving-block bootstrap of gap percentiles [s].
 
@@ -222,6 +223,8 @@ def itl_resamples(
         Percentiles, in (0, 100).
     values : float64 array, shape (num_qs,) [s]
         The percentiles themselves.
+    least_frac : float
+        A block is at least this share of all cells.
     seed : int
 
     Returns
@@ -236,7 +239,7 @@ def itl_resamples(
     histogram = _histogram(runs, grid)
     per_cell = histogram.sum(axis=1)
     series = np.where(per_cell > 0, histogram @ np.arange(len(grid)) / np.maximum(per_cell, 1), np.nan)
-    length = block_length([series])
+    length = max(block_length([series]), math.ceil(least_frac * len(series)))
     counts = cell_counts(len(histogram), length, seed=seed)
     return ItlResamples(
         percentiles=cell_percentiles(counts, histogram, grid, np.asarray(qs, dtype=np.float64)),
