@@ -31,6 +31,8 @@ CONNECT_S = 5.0
 """For the connections that a closed loop opens before it starts."""
 TICK_NS = 5_000_000
 PROGRESS_NS = 1_000_000_000
+SEND_NS = 2_000_000
+"""Spent on sending before the sockets are looked at again."""
 DECODE_AT_ONCE = 16
 """Answers decoded before the sockets are looked at again: some 50 us."""
 DECODE_OVERDUE_NS = 250_000_000
@@ -213,7 +215,7 @@ class LoadLoop:
         is_drained = can_prepare = True
         while True:
             can_prepare |= self._send_due(now)
-            next_ns = self._schedule.next_ns() + self._start_ns
+            next_ns = self._schedule.next_ns(now - self._start_ns) + self._start_ns
             if next_ns >= NEVER_NS and not self._in_flight and not self.undecoded:
                 return
             is_idle = is_drained and not self.undecoded and not can_prepare
@@ -237,9 +239,10 @@ class LoadLoop:
                     self._report(self._seen(now))
 
     def _send_due(self, now: int) -> bool:
-        """Send what is due; returns whether something was sent."""
+        """Send what is due, for a while: reading must not wait for all of it; returns whether something was sent."""
         sent_any = False
-        while (due := self._schedule.take(now - self._start_ns)) is not None:
+        until = now + SEND_NS
+        while now < until and (due := self._schedule.take(now - self._start_ns)) is not None:
             request, intended_ns = due
             message = self._messages.pop(request, b"")
             self._messages_bytes -= len(message)

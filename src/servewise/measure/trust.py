@@ -15,6 +15,7 @@ __all__ = [
     "MAX_LAG_USER_S",
     "MAX_SEND_LAG_S",
     "MAX_STALL_S",
+    "MIN_HELD_FRAC",
     "MIN_RATE_FRAC",
     "ClientFacts",
     "judge",
@@ -29,7 +30,9 @@ MAX_STALL_S = 0.1
 MAX_SEND_LAG_S = 0.015
 """P99 of actual minus intended send: TTFT counts from the intended one."""
 MIN_RATE_FRAC = 0.98
-"""Offered of requested rate, and held of requested concurrency, below which another load was measured."""
+"""Offered of requested rate below which another load was measured."""
+MIN_HELD_FRAC = 0.95
+"""The same of held concurrency, as far as the client left places empty."""
 MAX_FAILED_FRAC = 0.01
 """Share of failed requests above which the latencies of the rest say little of the load that was asked for."""
 
@@ -168,12 +171,12 @@ def _sending(
     in_flight_s = np.minimum(details.end_s, last_s) - log.sent_s
     facts["held_concurrency"] = float(in_flight_s.sum() / span_s)
     empty = float(late_s.sum() / span_s)
-    if empty > (1.0 - MIN_RATE_FRAC) * load.concurrency:
+    if empty > (1.0 - MIN_HELD_FRAC) * load.concurrency:
         reasons.append(
             f"the client held {facts['held_concurrency']:.1f} requests in flight, not {load.concurrency}: "
             f"it left {empty:.1f} places empty"
         )
-    elif facts["held_concurrency"] < MIN_RATE_FRAC * load.concurrency:
+    elif facts["held_concurrency"] < MIN_HELD_FRAC * load.concurrency:
         notes.append(
             f"{facts['held_concurrency']:.1f} requests were in flight on average, not {load.concurrency}: "
             "the load had no more to send"
