@@ -35,6 +35,13 @@ def difference_terminal(found: Difference, a: str, b: str, promise: Promise | No
         verdict, style = _verdict(figure)
         table.add_row(_label(figure), _value(figure, figure.a), _value(figure, figure.b), line(verdict, style))
     parts: list[RenderableType] = [line("B against A", "bold"), facts(rows), line(""), table]
+    reasons: dict[str, list[str]] = {}
+    for figure in found.figures:
+        if figure.verdict == "unknown":
+            reasons.setdefault(figure.reason, []).append(_label(figure))
+    if reasons:
+        parts.append(heading("Why it cannot be told"))
+        parts += [Padding(line(f"- {', '.join(names)}: {why}"), (0, 0, 0, 2)) for why, names in reasons.items()]
     if found.notes:
         parts.append(heading("Know before you trust it"))
         parts += [Padding(line(f"- {note}"), (0, 0, 0, 2)) for note in found.notes]
@@ -58,6 +65,7 @@ def difference_json(found: Difference, a: str, b: str) -> dict[str, Any]:
                 "p_value": _finite(figure.p_value),
                 "verdict": figure.verdict,
                 "words": _verdict(figure)[0],
+                "reason": figure.reason,
             }
             for figure in found.figures
         ],
@@ -125,7 +133,7 @@ def _value(figure: FigureDifference, value: float) -> str:
 def _verdict(figure: FigureDifference) -> tuple[str, str]:
     """The verdict in words, and its style."""
     if figure.verdict == "unknown":
-        return f"cannot be told: {figure.reason}", "dim"
+        return "cannot be told", "dim"
     unit = " points" if figure.is_share else "%"
     if figure.verdict == "same":
         return f"no difference beyond noise (could miss up to {_points(figure.could_miss)}{unit})", ""
