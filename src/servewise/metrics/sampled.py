@@ -21,8 +21,10 @@ __all__ = ["SampledFigure", "dependent_requests", "sampled_figures"]
 
 PERCENTILES: Mapping[str, float] = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 RESIDENCES = 2.0
-"""A block lasts at least this many times as long as the request stays that a random moment finds in flight. Chosen by
-simulation: with it, runs that differ in nothing but their seed are told apart about as rarely as they should be."""
+"""A block lasts at least this many times as long as a request stays, and as the load remembers. Chosen by simulation:
+with it, runs that differ in nothing but their seed are told apart about as rarely as they should be."""
+NUM_LOAD_CELLS = 100
+"""Parts of a run whose load is looked at: few, so that a memory of a sixth of the run is seen."""
 LEAST_BLOCKS = 4.0
 """A run of fewer blocks says nothing of how much runs differ by chance."""
 NUM_CELLS = 2048
@@ -77,20 +79,27 @@ class SampledFigure:
 
 
 def dependent_requests(log: RequestLog, promise: Promise, *, with_rates: bool) -> int:
-    """Requests a block: as for the intervals of a summary, but never fewer than those that shared the engine.
+    """Requests a block: as for the intervals of a summary, but never fewer than those that shared a state of load.
 
-    Requests in flight together are slow together, each by little: hidden in the noise of their lengths, it still
-    moves every percentile. The load forgets as fast as requests leave.
+    How many requests are in flight makes all of them slow together, each by little: hidden in the noise of their
+    lengths, it still moves every percentile. It changes as requests leave, and more slowly near saturation.
     """
     columns = _columns(log)
-    length = block_length([*columns.values(), good(log, promise).astype(np.float64)])
-    duration_s = end_s(log) - float(np.min(log.intended_s))
-    stays_s = columns["e2e"][np.isfinite(columns["e2e"])]
-    if with_rates and duration_s > 0.0 and np.any(stays_s > 0.0):
+    num = log.num_requests
+    length = float(block_length([*columns.values(), good(log, promise).astype(np.float64)]))
+    over_s = np.where(np.isfinite(log.last_token_s), log.last_token_s, log.intended_s)
+    duration_s = float(np.max(over_s) - np.min(log.intended_s))
+    if with_rates and duration_s > 0.0:
+        stays_s = over_s - log.intended_s
         # Long requests are in flight for longer: weighted by their stay.
-        stay_s = float(stays_s @ stays_s) / float(np.sum(stays_s))
-        length = max(length, math.ceil(RESIDENCES * stay_s * log.num_requests / duration_s))
-    return min(length, log.num_requests)
+        stay_s = float(stays_s @ stays_s) / max(float(np.sum(stays_s)), 1e-300)
+        in_flight = np.arange(1, num + 1) - np.searchsorted(np.sort(over_s), log.intended_s, side="right")
+        num_cells = min(NUM_LOAD_CELLS, num)
+        cell = np.arange(num) * num_cells // num
+        load = np.bincount(cell, weights=in_flight) / np.bincount(cell)
+        memory = num / max(effective_number(load), 1.0)
+        length = max(length, RESIDENCES * max(stay_s * num / duration_s, memory))
+    return min(math.ceil(length), num)
 
 
 def sampled_figures(
