@@ -1,8 +1,8 @@
 """Files that the tools themselves wrote against servers whose truth is known.
 
-``*-clean`` and ``vllm-role-first``: six requests to a server that sends the first token 100 ms after the request and nine
-more, one every 20 ms; it reports 128 prompt tokens. ``vllm-role-first``: the same, with a chunk that holds a role alone
-2 ms after the request. ``*-flaky``: of every three requests one is answered so, one refused with status 503 and one
+``*-clean``: six requests to a server that sends the first token 100 ms after the request and nine more, one every
+20 ms; it reports 128 prompt tokens. ``vllm-role-first``: the same, with a chunk that holds a role alone 2 ms after
+the request. ``*-flaky``: of every three requests one is answered so, one refused with status 503 and one
 cut off after four tokens. Texts, tracebacks and summaries were cut out of the files; no time or count was touched.
 The client was not alone on its machine, so times are later than the truth by some milliseconds.
 """
