@@ -180,7 +180,7 @@ def test_the_edge_is_searched_by_the_promise(tmp_path: Path) -> None:
             with lock:
                 in_flight[0] -= 1
 
-    spec = LoadSpec(concurrency=1, num_requests=24, **SHORT)  # type: ignore[arg-type]
+    spec = LoadSpec(concurrency=1, num_requests=12, **SHORT)  # type: ignore[arg-type]
     with serve(pages | {"/v1/chat/completions": refusing}) as script:
         result = find_max(Target(url=script.url), spec, promise=Promise(e2e_s=30.0), out_dir=tmp_path)
     edge = result.sweep.edge
