@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from servewise import __version__, catalog, quality, search, traffic
-from servewise.compare import compare_strategies
 from servewise.catalog import gpu_rows as list_gpus
 from servewise.catalog import model_rows as list_models
+from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError

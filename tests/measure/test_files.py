@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -12,20 +14,21 @@ from hypothesis import strategies as st
 
 from measure.test_formats import FILES, read
 from servewise.errors import InputError
-from servewise.measure.files import export_run, import_runs, read_run
+from servewise.measure.files import compare_runs, export_run, import_runs, read_run
 from servewise.measure.formats import FORMATS, read_runs, write_run
 from servewise.metrics import tpot_s, ttft_sent_s
-from servewise.store import read_run_dir
+from servewise.store import read_run_dir, write_measurement
 from servewise.types import Chunks, ImportedRun, RequestDetails, RequestLog, RequestStatus
+from store.measurements import measurement
 
+START_NS = int(datetime(2026, 11, 30, tzinfo=UTC).timestamp()) * 10**9
 NAMES = sorted(path.name for path in FILES.iterdir())
 
 
-def same(one: ImportedRun, other: ImportedRun, *, but: tuple[str, ...] = ()) -> None:
+def same(one: ImportedRun, other: ImportedRun) -> None:
     """Both hold the same requests, to a nanosecond."""
     for name in ("intended_s", "sent_s", "first_token_s", "last_token_s", "input_tokens", "output_tokens", "status"):
-        if name not in but:
-            np.testing.assert_allclose(getattr(one.log, name), getattr(other.log, name), atol=2e-9, err_msg=name)
+        np.testing.assert_allclose(getattr(one.log, name), getattr(other.log, name), atol=2e-9, err_msg=name)
     assert (one.chunks is None) == (other.chunks is None)
     if one.chunks is not None and other.chunks is not None:
         np.testing.assert_array_equal(one.chunks.offsets, other.chunks.offsets)
@@ -73,21 +76,15 @@ def test_export_and_import_agree_in_what_the_format_holds(tmp_path: Path, name: 
     write_run(path, run, format_)
     (again,) = read_runs(path)
     assert again.tool == format_
-    failed = run.log.status != RequestStatus.OK
-    # AIPerf's file holds no chunks of requests that failed; vLLM's no intended sends and no tokens of failures.
-    if failed.any() and format_ == "aiperf":
-        assert again.log.status.tolist() == run.log.status.tolist()
-        np.testing.assert_allclose(ttft_sent_s(again.log), ttft_sent_s(run.log), atol=2e-9)
-        return
-    if format_ == "aiperf":
+    assert again.log.status.tolist() == run.log.status.tolist()
+    np.testing.assert_allclose(
+        again.log.sent_s, run.log.sent_s - (run.log.sent_s[0] if format_ == "vllm" else 0.0), atol=2e-9
+    )
+    for column in (ttft_sent_s, tpot_s):
+        np.testing.assert_allclose(column(again.log), column(run.log), atol=2e-9)
+    # vLLM's file holds no intended sends, and AIPerf's reader none of the chunks of requests that failed.
+    if format_ == "aiperf" and (run.log.status == RequestStatus.OK).all():
         same(run, again)
-    else:
-        shift_s = run.log.sent_s[0] - run.log.intended_s[0] if run.one_clock else 0.0
-        np.testing.assert_allclose(again.log.sent_s, run.log.sent_s - run.log.sent_s[0], atol=2e-9)
-        np.testing.assert_allclose(ttft_sent_s(again.log), ttft_sent_s(run.log), atol=2e-9)
-        np.testing.assert_allclose(tpot_s(again.log), tpot_s(run.log), atol=2e-9)
-        assert shift_s >= 0.0
-        assert again.log.status.tolist() == run.log.status.tolist()
 
 
 def test_scripts_find_what_vllm_writes(tmp_path: Path) -> None:
@@ -111,6 +108,45 @@ def test_scripts_find_what_vllm_writes(tmp_path: Path) -> None:
             assert written[name] == pytest.approx(value), name
     # vLLM's duration runs from before the first send to after the last answer.
     assert written["duration"] <= original["duration"]
+
+
+def test_a_measurement_is_written_without_its_warm_up_or_with_its_phase(tmp_path: Path) -> None:
+    """Three requests: one of the warm-up, one whole answer, one that failed after a token."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_measurement(folder, measurement())
+    export_run(folder, format="vllm", out=tmp_path / "vllm.json")
+    document = json.loads((tmp_path / "vllm.json").read_text())
+    assert (document["num_prompts"], document["completed"], document["failed"]) == (2, 1, 1)
+    assert (document["date"], document["model_id"]) == ("20261130-000000", "m")
+    assert (document["input_lens"], document["output_lens"], document["errors"]) == ([11, None], [3, 0], ["", "=cmd()"])
+    assert document["mean_tpot_ms"] == pytest.approx(150.0)
+    assert document["itls"] == [pytest.approx([0.2, 0.1]), []]
+    export_run(folder, format="aiperf", out=tmp_path / "aiperf.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "aiperf.jsonl").read_text().splitlines()]
+    assert [line["metadata"]["benchmark_phase"] for line in lines] == ["warmup", "profiling", "profiling"]
+    assert lines[2]["metadata"]["request_start_ns"] == START_NS + 2_001_000_000
+    assert lines[2]["error"] == {"code": 200, "type": "failed", "message": "=cmd()"}
+    (again,) = read_runs(tmp_path / "aiperf.jsonl")
+    assert again.log.output_tokens.tolist() == [3, -1]
+    assert again.log.cached_tokens.tolist() == [4, -1]
+
+
+def test_answers_in_one_piece_are_refused(tmp_path: Path) -> None:
+    whole = measurement()
+    log = replace(whole.log, first_token_s=np.array([np.nan, np.nan, np.nan]))
+    for format_ in FORMATS:
+        with pytest.raises(InputError, match=r"2 answers of .* came in one piece"):
+            write_run(tmp_path / "file", replace(whole, log=log), format_)
+
+
+def test_what_a_comparison_must_say_of_its_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_measurement(folder, measurement())
+    notes = compare_runs([folder], [FILES / "sglang-clean.jsonl"]).notes
+    for words in ("different tools (servewise, sglang)", "when requests were sent", "not trustworthy: slow client"):
+        assert any(words in note for note in notes)
 
 
 def test_nothing_is_overwritten_and_formats_are_known(tmp_path: Path) -> None:

@@ -10,11 +10,14 @@ The client was not alone on its machine, so times are later than the truth by so
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from servewise.errors import InputError
 from servewise.measure.formats import document, read_runs
@@ -277,6 +280,47 @@ def test_bytes_that_are_no_text_and_files_that_are_too_large_are_refused(
         read_runs(FILES / "vllm-clean.json")
     with pytest.raises(InputError, match="No such file"):
         read_runs(tmp_path / "nothing.json")
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 70), 1 << 70),
+    st.floats(),
+    st.text(max_size=4),
+    st.builds(list),
+    st.builds(dict),
+    st.builds(lambda: [{}, None, 3]),
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to everything in a document."""
+    yield at
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, below in inner:
+        yield from places(below, (*at, key))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(sorted(path.name for path in FILES.iterdir())), data=st.data())
+def test_anything_anywhere_is_read_or_refused(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    documents = [json.loads(line) for line in (FILES / name).read_text().splitlines()]
+    content = documents[0]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.sampled_from([place for place in places(content) if place]))
+        inside = content
+        for key in at[:-1]:
+            inside = inside[key]
+        inside[at[-1]] = data.draw(JUNK)
+    path = tmp_path / name
+    path.write_text("\n".join(map(json.dumps, documents)))
+    try:
+        runs = read_runs(path)
+    except InputError:
+        return
+    for run in runs:
+        summarize(run.log, Promise(ttft_s=1.0), with_intervals=False)
 
 
 def test_a_tool_that_is_named_wrongly_is_refused() -> None:

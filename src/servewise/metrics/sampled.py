@@ -159,7 +159,8 @@ def _too_few(num_blocks: float) -> str:
     """Why so few blocks are too few; empty when they are enough."""
     if num_blocks >= LEAST_BLOCKS:
         return ""
-    return f"needs a run {LEAST_BLOCKS / num_blocks:.1f} times as long: too many of its requests depend on each other"
+    longer = math.ceil(10.0 * LEAST_BLOCKS / num_blocks) / 10.0
+    return f"needs a run {longer:.1f} times as long: too many of its requests depend on each other"
 
 
 def _percentiles(

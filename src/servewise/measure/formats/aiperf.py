@@ -103,9 +103,9 @@ def _row(document: Value, start_ns: int) -> Row:
 
 def _unit(metric: Value) -> float:
     unit = metric.get("unit")
-    if unit.raw not in SECONDS:
+    if unit.text() not in SECONDS:
         raise unit.fail(f"a unit of time: {', '.join(SECONDS)}")
-    return SECONDS[str(unit.raw)]
+    return SECONDS[unit.text()]
 
 
 def _seconds(metrics: Value, name: str) -> float:
