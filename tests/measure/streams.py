@@ -242,6 +242,28 @@ STREAMS = [
         finish_reason="stop",
     ),
     Stream(
+        name="empty text with the end as llama.cpp sends it",
+        api="openai-completions",
+        packets=(
+            b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n',
+            b'data: {"choices":[{"index":0,"text":"b","finish_reason":null}]}\n\n',
+            b'data: {"choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\n',
+            usage(2) + DONE,
+        ),
+        chunks=(0, 1),
+        text="ab",
+        input_tokens=9,
+        output_tokens=2,
+        finish_reason="length",
+    ),
+    Stream(
+        name="empty text at both ends and no count",
+        packets=(delta('"content":""'), A, delta('"content":""'), B, delta('"content":""', '"stop"'), DONE),
+        chunks=(1, 2, 3),
+        text="ab",
+        finish_reason="stop",
+    ),
+    Stream(
         name="an empty first event",
         packets=(b'data: {"choices":[],"prompt_filter_results":[]}\n\n', A, B, STOP, usage(2), DONE),
         chunks=(1, 2),

@@ -106,7 +106,7 @@ def test_stamps_make_up_for_lateness() -> None:
 
 
 def test_sends_that_were_late() -> None:
-    assert "sent late: by 20.0 ms" in trust(late_ms=20.0).reasons[0]
+    assert "sent late: by 25.0 ms" in trust(late_ms=25.0).reasons[0]
 
 
 def test_a_rate_that_was_not_offered() -> None:

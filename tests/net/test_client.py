@@ -107,6 +107,8 @@ def test_a_server_that_announces_keep_alive_and_closes_is_no_failure() -> None:
             retries += exchange.retries
         client.close()
         assert len(server.heads) == 20
+        # The client learns that connections to this server are not to be used again.
+        assert retries <= 3
 
 
 def test_an_idle_connection_that_was_reset_is_opened_again() -> None:
@@ -235,6 +237,20 @@ def test_an_abandoned_exchange_hears_nothing_more() -> None:
         client.close()
 
 
+def test_an_exchange_abandoned_just_after_it_failed_hears_nothing_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    client = client_for(url)
+    exchange = Recorded()
+    client.submit(exchange)
+    while exchange.connection is not None:
+        client.poll(0.1)
+    client.abandon(exchange)
+    client.poll(0.0)
+    client.close()
+    assert exchange.failure is None
+
+
 @NEEDS_STAMPS
 def test_the_kernel_says_when_a_part_came_however_late_it_is_read() -> None:
     sent_at: list[int] = []
@@ -326,4 +342,4 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Path) -> 
         client.close()
         assert server.heads == []
     assert exchange.failure is not None
-    assert exchange.failure.startswith("TLS: ")
+    assert exchange.failure.startswith("TLS: the server's certificate is not trusted (self-signed")

@@ -79,6 +79,14 @@ class Record:
         own = np.frombuffer(self._numbers["request"], dtype=np.int64)
         self._numbers["request"] = array("q", requests[own].tobytes())
 
+    def shift(self, by_ns: int) -> None:
+        """Add to every time: another machine's clock becomes this one's."""
+        for name, column in self._numbers.items():
+            if name.endswith("_ns"):
+                times = np.frombuffer(column, dtype=np.int64)
+                self._numbers[name] = array("q", np.where(times > 0, times + by_ns, times).tobytes())
+        self._chunks_ns = array("q", (_ints(self._chunks_ns) + by_ns).tobytes())
+
     def tables(self, start_ns: int, *, streamed: bool) -> tuple[RequestLog, RequestDetails, Chunks]:
         """Log, details and chunks in order of intended send time; times from ``start_ns`` [s]."""
         columns = {name: _ints(column) for name, column in self._numbers.items()}
