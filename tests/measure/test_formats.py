@@ -176,6 +176,27 @@ def test_each_benchmark_of_a_sweep_is_a_run(tmp_path: Path) -> None:
     assert [run.name for run in read_runs(path)] == [f"benchmarks.json, benchmark {i} of 3" for i in (1, 2, 3)]
 
 
+def test_tokens_without_usage_are_unknown_or_named(tmp_path: Path) -> None:
+    """GuideLLM counts chunks, AIPerf and inference-perf the text."""
+
+    def of_guidellm(content: Any) -> None:
+        for request in content["benchmarks"][0]["requests"]["successful"]:
+            request["output_metrics"] = {"text_tokens": None, "total_tokens": None}
+
+    (run,) = read_runs(changed(tmp_path, "guidellm-clean.json", of_guidellm))
+    assert set(run.log.output_tokens.tolist()) == {-1}
+    assert any("6 answers came without usage" in note for note in run.notes)
+    (run,) = read_runs(changed(tmp_path, "aiperf-clean.jsonl", lambda d: d["metrics"].pop("usage_completion_tokens")))
+    assert sorted(run.log.output_tokens.tolist()) == [10] * 5 + [30]
+    assert any("output tokens of 1 requests are counted by AIPerf's own tokenizer" in note for note in run.notes)
+    path = changed(
+        tmp_path, "inference-perf-clean.json", lambda d: d[0]["info"]["response_metrics"].pop("server_usage")
+    )
+    (run,) = read_runs(path)
+    assert sorted(run.log.output_tokens.tolist()) == [10] * 5 + [30]
+    assert any("output tokens of 1 requests" in note for note in run.notes)
+
+
 def test_runs_appended_to_a_file_are_runs(tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     path.write_text((FILES / "sglang-clean.jsonl").read_text() + (FILES / "sglang-flaky.jsonl").read_text())

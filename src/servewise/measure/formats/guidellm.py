@@ -53,6 +53,11 @@ def _read(benchmark: Value, name: str, version: str) -> ImportedRun:
     if not scheduled:
         missing.append("intended send times")
     notes = ["times are wall-clock times of several processes", f"strategy {strategy}"]
+    uncounted = sum(row.status == RequestStatus.OK and row.output_tokens < 0 for row in rows)
+    if uncounted:
+        notes.append(
+            f"{uncounted} answers came without usage: GuideLLM takes a chunk for a token, here they are unknown"
+        )
     made = benchmark.get("scheduler_metrics").get("requests_made") if benchmark.has("scheduler_metrics") else None
     if made is not None and made.has("total") and made.get("total").count() > len(rows):
         notes.append(f"the file holds {len(rows)} of {made.get('total').count()} requests: a sample")
