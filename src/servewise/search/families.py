@@ -197,8 +197,11 @@ def _suffices(shape: Shape, load: Load, other: Result, demand: Demand) -> bool:
     memory, other_memory = shape.memory, other.shape.memory
     if memory is None or other_memory is None or schedule_key(mine.params) != schedule_key(theirs.params):
         return False
+    num_seqs = demand.num_seqs
+    if num_seqs is not None and mine.engine == "sglang":  # whose micro-batches have a share of the seats each
+        num_seqs *= mine.parallelism.pipeline_parallel_size
     limits = [
-        (mine.max_rows, theirs.max_rows, demand.num_seqs),
+        (mine.max_rows, theirs.max_rows, num_seqs),
         (mine.max_step_tokens, theirs.max_step_tokens, demand.num_batched_tokens),
         (memory.num_kv_blocks, other_memory.num_kv_blocks, demand.num_kv_blocks),
     ]
