@@ -18,6 +18,7 @@ from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
+from servewise.measure.files import compare_runs, export_run, import_runs
 from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
 from servewise.measure.spec import LoadSpec
 from servewise.metrics import e2e_s, tpot_s, ttft_s
@@ -45,8 +46,11 @@ __all__ = [
     "SweepResult",
     "Target",
     "compare",
+    "compare_runs",
     "describe_traffic",
+    "export_run",
     "find_max",
+    "import_runs",
     "list_gpus",
     "list_models",
     "list_profiles",

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "compare": ("servewise.cli.compare", "compare"),
     "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
+    "runs": ("servewise.cli.runs", "runs"),
     "traffic": ("servewise.cli.traffic", "traffic"),
 }
 

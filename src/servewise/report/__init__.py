@@ -1,6 +1,7 @@
 """Plans for people: text for a terminal and one self-contained page."""
 
 from servewise.report.comparison import comparison_json, comparison_terminal
+from servewise.report.difference import difference_json, difference_terminal, imported_json, imported_terminal
 from servewise.report.escape import visible
 from servewise.report.measurement import measurement_terminal, sweep_document, sweep_terminal
 from servewise.report.page import plan_html
@@ -12,6 +13,10 @@ __all__ = [
     "PlanReport",
     "comparison_json",
     "comparison_terminal",
+    "difference_json",
+    "difference_terminal",
+    "imported_json",
+    "imported_terminal",
     "measurement_terminal",
     "plan_html",
     "plan_terminal",

@@ -1,6 +1,7 @@
 """What is kept on disk: run folders, plans, request logs. Versioned, atomic, never overwritten."""
 
 from servewise.store.files import check_run_parent, new_run_dir, write_json, write_text_atomic
+from servewise.store.imports import IMPORT_SCHEMA, read_run_dir, write_imported
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
 from servewise.store.measurements import (
     MEASUREMENT_SCHEMA,
@@ -14,6 +15,7 @@ from servewise.store.sweeps import SWEEP_SCHEMA, SweepFolder
 from servewise.store.table import csv_text
 
 __all__ = [
+    "IMPORT_SCHEMA",
     "LOG_SCHEMA",
     "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
@@ -32,6 +34,8 @@ __all__ = [
     "plan_to_json",
     "read_log",
     "read_measurement",
+    "read_run_dir",
+    "write_imported",
     "write_json",
     "write_log",
     "write_measurement",

@@ -23,6 +23,7 @@ from servewise.types.deployment import (
     Role,
     Router,
 )
+from servewise.types.difference import Difference, FigureDifference, FigureVerdict
 from servewise.types.engine_params import (
     CONTEXT_PADDING,
     BaselineParams,
@@ -40,6 +41,7 @@ from servewise.types.engine_params import (
 )
 from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.imported import ImportedRun, Tool
 from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.measurement import (
@@ -98,6 +100,7 @@ __all__ = [
     "Cost",
     "CudagraphMode",
     "Deployment",
+    "Difference",
     "Disaggregation",
     "Edge",
     "Effort",
@@ -107,9 +110,12 @@ __all__ = [
     "Estimate",
     "Explanation",
     "Failure",
+    "FigureDifference",
+    "FigureVerdict",
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
+    "ImportedRun",
     "InstancePool",
     "Interval",
     "ItlSegments",
@@ -160,6 +166,7 @@ __all__ = [
     "SweepPoint",
     "TgiParams",
     "Timeline",
+    "Tool",
     "TrtllmParams",
     "Trust",
     "Verdict",
