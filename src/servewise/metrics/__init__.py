@@ -3,6 +3,7 @@
 ``docs/glossary.md`` has the definitions in words; simulated and measured logs go through the same functions.
 """
 
+from servewise.metrics.bootstrap import block_counts, block_length
 from servewise.metrics.check import broken
 from servewise.metrics.itl import itl_percentiles
 from servewise.metrics.latency import attainment, count_good, e2e_s, finished, good, tpot_s, ttft_s, ttft_sent_s
@@ -11,6 +12,8 @@ from servewise.metrics.summary import PERCENTILES, summarize
 __all__ = [
     "PERCENTILES",
     "attainment",
+    "block_counts",
+    "block_length",
     "broken",
     "count_good",
     "e2e_s",

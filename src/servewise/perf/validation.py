@@ -14,10 +14,12 @@ from servewise.types import Deployment, MeasuredRuns
 
 __all__ = ["MeanError", "error_class", "mean_error", "nearest_runs"]
 
-ErrorClass = Literal["measured", "other model", "other gpu", "other engine", "transferred gpu"]
+ErrorClass = Literal[
+    "measured", "other model", "other gpu", "other engine", "transferred gpu", "calibrated", "calibrated elsewhere"
+]
 """What of a deployment was among the runs: its engine with its model in its precision on its GPU; the engine on
 the GPU with other models or precisions; the engine on other GPUs; nothing of its engine; or not even the GPU's
-operators were measured."""
+operators were measured. Or whether the user's own runs calibrated the model, with this load and deployment or others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,12 @@
 """What is kept on disk: run folders, plans, request logs. Versioned, atomic, never overwritten."""
 
+from servewise.store.calibration_json import (
+    CALIBRATION_SCHEMA,
+    calibration_from_json,
+    calibration_to_json,
+    read_calibration,
+    write_calibration,
+)
 from servewise.store.files import check_run_parent, new_run_dir, write_json, write_text_atomic
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
@@ -7,10 +14,13 @@ from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_
 from servewise.store.table import csv_text
 
 __all__ = [
+    "CALIBRATION_SCHEMA",
     "LOG_SCHEMA",
     "PLAN_SCHEMA",
     "PlanMeta",
     "WorkloadMeta",
+    "calibration_from_json",
+    "calibration_to_json",
     "check_run_parent",
     "csv_text",
     "log_to_csv",
@@ -19,7 +29,9 @@ __all__ = [
     "plan_json_schema",
     "plan_meta",
     "plan_to_json",
+    "read_calibration",
     "read_log",
+    "write_calibration",
     "write_json",
     "write_log",
     "write_text_atomic",

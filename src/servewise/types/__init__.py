@@ -9,6 +9,16 @@ from servewise.types.assurance import (
     SafetyMargin,
     Verdict,
 )
+from servewise.types.calibration import (
+    PARAMETERS,
+    Calibration,
+    CalibrationForm,
+    FittedParameter,
+    MeasuredRange,
+    PointFit,
+    PointMetrics,
+    StepCorrection,
+)
 from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
     ROLES,
@@ -76,6 +86,7 @@ from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 __all__ = [
     "CONTEXT_PADDING",
     "LIKELY_FRAC",
+    "PARAMETERS",
     "ROLES",
     "VERY_LIKELY_FRAC",
     "Api",
@@ -86,6 +97,8 @@ __all__ = [
     "Breakdown",
     "Budget",
     "CacheType",
+    "Calibration",
+    "CalibrationForm",
     "Candidate",
     "CandidateStatus",
     "Candidates",
@@ -105,6 +118,7 @@ __all__ = [
     "Estimate",
     "Explanation",
     "Failure",
+    "FittedParameter",
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
@@ -119,6 +133,7 @@ __all__ = [
     "LoadPoint",
     "MaxTokensKind",
     "MeanEstimate",
+    "MeasuredRange",
     "MeasuredRuns",
     "Measurement",
     "MemoryReport",
@@ -132,6 +147,8 @@ __all__ = [
     "Part",
     "PercentileLimit",
     "Plan",
+    "PointFit",
+    "PointMetrics",
     "Precision",
     "PrecisionChoice",
     "PrefixBlocks",
@@ -150,6 +167,7 @@ __all__ = [
     "SglangParams",
     "Speculation",
     "SpeculationMethod",
+    "StepCorrection",
     "StepModel",
     "StepTable",
     "StrategyResult",
