@@ -6,7 +6,18 @@
 from servewise.metrics.bootstrap import block_counts, block_length
 from servewise.metrics.check import broken
 from servewise.metrics.itl import itl_percentiles
-from servewise.metrics.latency import attainment, count_good, e2e_s, finished, good, tpot_s, ttft_s, ttft_sent_s
+from servewise.metrics.latency import (
+    attainment,
+    count_good,
+    e2e_s,
+    finished,
+    good,
+    tpot_s,
+    ttft_s,
+    ttft_sent_s,
+    unjudged,
+)
+from servewise.metrics.measured import chunk_gaps, counted, counted_log
 from servewise.metrics.summary import PERCENTILES, summarize
 
 __all__ = [
@@ -15,7 +26,10 @@ __all__ = [
     "block_counts",
     "block_length",
     "broken",
+    "chunk_gaps",
     "count_good",
+    "counted",
+    "counted_log",
     "e2e_s",
     "finished",
     "good",
@@ -24,4 +38,5 @@ __all__ = [
     "tpot_s",
     "ttft_s",
     "ttft_sent_s",
+    "unjudged",
 ]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from servewise.errors import InputError
 from servewise.metrics.itl import itl_percentiles
-from servewise.metrics.latency import count_good, e2e_s, finished, refuse_empty, tpot_s, ttft_s
+from servewise.metrics.latency import count_good, e2e_s, finished, refuse_empty, tpot_s, ttft_s, unjudged
 from servewise.types import PercentileLimit, Promise, RequestLog
 from servewise.units import format_duration
 
@@ -33,7 +33,8 @@ def broken(log: RequestLog, promise: Promise) -> tuple[str, ...]:
     The joint form holds when attainment is at least the promised one, the marginal form when every percentile
     is within its limit (a request that did not finish counts as infinitely slow), the offline form when every
     request finished and the duration is within the deadline. Without any limit every request must finish.
-    No intervals are computed: the search calls this for every fleet.
+    What cannot be judged is not kept, and says why. No intervals are computed: the search calls this for every
+    fleet.
 
     Returns
     -------
@@ -46,6 +47,8 @@ def broken(log: RequestLog, promise: Promise) -> tuple[str, ...]:
         When the log is empty, a percentile is not in (0, 100), or a limit on gaps meets a log without gaps.
     """
     refuse_empty(log)
+    if not_judged := unjudged(log, promise):
+        return not_judged
     words = []
     has_joint = any(limit is not None for limit in (promise.ttft_s, promise.tpot_s, promise.e2e_s))
     if has_joint:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from servewise.errors import InputError
 from servewise.types import Promise, RequestLog, RequestStatus
 
-__all__ = ["attainment", "count_good", "e2e_s", "finished", "good", "tpot_s", "ttft_s", "ttft_sent_s"]
+__all__ = ["attainment", "count_good", "e2e_s", "finished", "good", "tpot_s", "ttft_s", "ttft_sent_s", "unjudged"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -30,7 +30,7 @@ def ttft_s(log: RequestLog) -> Floats:
     Returns
     -------
     float64 array, shape (num_requests,) [s]
-        NaN for requests that did not finish.
+        NaN for requests that did not finish, and for answers in one piece.
     """
     return np.where(finished(log), log.first_token_s - log.intended_s, np.nan)
 
@@ -52,7 +52,8 @@ def tpot_s(log: RequestLog) -> Floats:
     Returns
     -------
     float64 array, shape (num_requests,) [s]
-        NaN for requests with one token, where it is undefined, and for those that did not finish.
+        NaN for requests with one token, where it is undefined, for an unknown number of tokens, and for those
+        that did not finish.
     """
     gaps = log.output_tokens - 1
     span_s = np.where(finished(log) & (gaps > 0), log.last_token_s - log.first_token_s, np.nan)
@@ -73,7 +74,8 @@ def e2e_s(log: RequestLog) -> Floats:
 def good(log: RequestLog, promise: Promise) -> Bools:
     """Which requests are good: finished, and within every joint limit of the promise (<=).
 
-    A request of one token has no TPOT and skips that limit.
+    A request of one token has no TPOT and skips that limit. One whose limit cannot be judged
+    (:func:`unjudged`) is not good.
 
     Returns
     -------
@@ -88,8 +90,26 @@ def good(log: RequestLog, promise: Promise) -> Bools:
     if promise.tpot_s is not None:
         gaps = log.output_tokens - 1
         tpot = (log.last_token_s - log.first_token_s) / np.maximum(gaps, 1)
-        mask &= (tpot <= promise.tpot_s) | (gaps < 1)
+        mask &= (log.output_tokens >= 0) & ((tpot <= promise.tpot_s) | (gaps < 1))
     return mask
+
+
+def unjudged(log: RequestLog, promise: Promise) -> tuple[str, ...]:
+    """Why finished requests cannot be judged by the promise, in words; empty when all can.
+
+    An answer in one piece has no first token, so neither TTFT nor TPOT; an unknown number of output tokens has
+    no TPOT.
+    """
+    done = finished(log)
+    limited = {limit.metric for limit in promise.percentiles}
+    no_first = int(np.count_nonzero(done & np.isnan(log.first_token_s)))
+    no_count = int(np.count_nonzero(done & ((log.output_tokens < 0) | np.isnan(log.first_token_s))))
+    words = []
+    if no_first and (promise.ttft_s is not None or "ttft" in limited):
+        words.append(f"TTFT cannot be judged: {no_first} answers came in one piece")
+    if no_count and (promise.tpot_s is not None or "tpot" in limited):
+        words.append(f"TPOT cannot be judged: unknown for {no_count} answers")
+    return tuple(words)
 
 
 def count_good(log: RequestLog, promise: Promise) -> int:

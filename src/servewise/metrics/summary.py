@@ -1,4 +1,4 @@
-"""A run reduced to the figures of the glossary."""
+"""A run reduced to the figures of the glossary. Token counts of -1 are unknown: what rests on them is undefined."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def summarize(log: RequestLog, promise: Promise, *, with_intervals: bool = True,
     done, is_good = finished(log), good(log, promise)
     stop_s = end_s(log)
     duration_s = stop_s - float(np.min(log.intended_s))
-    tokens = log.output_tokens, log.input_tokens + log.output_tokens
+    known = log.input_tokens >= 0
+    tokens = log.output_tokens, np.where(known & (log.output_tokens >= 0), log.input_tokens + log.output_tokens, -1)
     reasons = broken(log, promise)
     columns = {"ttft": ttft_s(log), "tpot": tpot_s(log), "e2e": e2e_s(log)}
     share, percentiles = _estimates(columns, is_good, with_intervals=with_intervals, seed=seed)
@@ -93,7 +94,9 @@ def summarize(log: RequestLog, promise: Promise, *, with_intervals: bool = True,
 
 
 def _rate(amount: NDArray[np.int64], mask: NDArray[np.bool_], duration_s: float) -> float:
-    """Amount per second; 0 when there is none, infinite when all of it happened at one instant."""
+    """Amount per second; 0 when there is none, infinite when all happened at one instant, NaN when one is unknown."""
+    if np.any(amount[mask] < 0):
+        return math.nan
     total = int(np.sum(amount[mask]))
     if total == 0:
         return 0.0
@@ -106,7 +109,7 @@ def _mean(values: Floats) -> float:
 
 
 def _cached_frac(log: RequestLog, done: NDArray[np.bool_]) -> float | None:
-    known = done & (log.cached_tokens >= 0)
+    known = done & (log.cached_tokens >= 0) & (log.input_tokens >= 0)
     total = int(np.sum(log.input_tokens[known]))
     return int(np.sum(log.cached_tokens[known])) / total if total else None
 

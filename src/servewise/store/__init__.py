@@ -9,6 +9,12 @@ from servewise.store.calibration_json import (
 )
 from servewise.store.files import check_run_parent, new_run_dir, write_json, write_text_atomic
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
+from servewise.store.measurements import (
+    MEASUREMENT_SCHEMA,
+    measurement_document,
+    read_measurement,
+    write_measurement,
+)
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
 from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
 from servewise.store.table import csv_text
@@ -16,6 +22,7 @@ from servewise.store.table import csv_text
 __all__ = [
     "CALIBRATION_SCHEMA",
     "LOG_SCHEMA",
+    "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
     "PlanMeta",
     "WorkloadMeta",
@@ -24,6 +31,7 @@ __all__ = [
     "check_run_parent",
     "csv_text",
     "log_to_csv",
+    "measurement_document",
     "new_run_dir",
     "plan_from_json",
     "plan_json_schema",
@@ -31,8 +39,10 @@ __all__ = [
     "plan_to_json",
     "read_calibration",
     "read_log",
+    "read_measurement",
     "write_calibration",
     "write_json",
     "write_log",
+    "write_measurement",
     "write_text_atomic",
 ]

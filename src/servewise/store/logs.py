@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from servewise import __version__
 from servewise.errors import InputError
-from servewise.store.files import write_bytes_atomic
+from servewise.store.parquet import read_columns, write_columns
 from servewise.store.table import csv_text
 from servewise.types import ItlSegments, RequestLog, RequestStatus, Timeline
 
@@ -59,10 +56,10 @@ def write_log(path: Path, log: RequestLog) -> None:
     parts = []
     if log.itl is not None:
         parts.append("itl")
-        _write(_companion(path, "itl"), log.itl, ITL_COLUMNS, "")
+        _write(_companion(path, "itl"), log.itl, ITL_COLUMNS)
     if log.timeline is not None:
         parts.append("timeline")
-        _write(_companion(path, "timeline"), log.timeline, TIMELINE_COLUMNS, "")
+        _write(_companion(path, "timeline"), log.timeline, TIMELINE_COLUMNS)
     _write(_parquet(path), log, REQUEST_COLUMNS, ",".join(parts))
 
 
@@ -74,7 +71,7 @@ def read_log(path: Path) -> RequestLog:
     InputError
         When a file is missing, is not Parquet, has another schema or impossible values.
     """
-    columns, parts = _read(_parquet(path), REQUEST_COLUMNS)
+    columns, parts = read_columns(_parquet(path), LOG_SCHEMA, REQUEST_COLUMNS)
     known = [int(status) for status in RequestStatus]
     if not np.isin(columns["status"], known).all():
         raise InputError(f"{path}: column status holds a value outside {known}; write the log again")
@@ -82,9 +79,9 @@ def read_log(path: Path) -> RequestLog:
         raise InputError(f"{path}: column intended_s must be finite; write the log again")
     itl = timeline = None
     if "itl" in parts:
-        itl = ItlSegments(**_read(_companion(path, "itl"), ITL_COLUMNS)[0])
+        itl = ItlSegments(**read_columns(_companion(path, "itl"), LOG_SCHEMA, ITL_COLUMNS)[0])
     if "timeline" in parts:
-        timeline = Timeline(**_read(_companion(path, "timeline"), TIMELINE_COLUMNS)[0])
+        timeline = Timeline(**read_columns(_companion(path, "timeline"), LOG_SCHEMA, TIMELINE_COLUMNS)[0])
     return RequestLog(**columns, itl=itl, timeline=timeline)
 
 
@@ -106,28 +103,5 @@ def _companion(path: Path, part: str) -> Path:
     return _parquet(path).with_name(f"{path.stem}.{part}.parquet")
 
 
-def _write(path: Path, table: object, columns: dict[str, pl.DataType], parts: str) -> None:
-    frame = pl.DataFrame({name: getattr(table, name) for name in columns}, schema=pl.Schema(columns))
-    buffer = io.BytesIO()
-    metadata = {"servewise.schema": LOG_SCHEMA, "servewise.version": __version__, "servewise.parts": parts}
-    frame.write_parquet(buffer, metadata=metadata)
-    write_bytes_atomic(path, buffer.getvalue())
-
-
-def _read(path: Path, columns: dict[str, pl.DataType]) -> tuple[dict[str, Any], list[str]]:
-    """Columns by name, and the companions that the file names."""
-    try:
-        metadata = pl.read_parquet_metadata(path)
-        frame = pl.read_parquet(path, hive_partitioning=False, glob=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
-    schema = metadata.get("servewise.schema", "none")
-    if schema != LOG_SCHEMA:
-        raise InputError(f"{path}: schema is {schema!r}, this version reads {LOG_SCHEMA!r}")
-    if frame.schema != pl.Schema(columns):
-        raise InputError(f"{path}: columns are {dict(frame.schema)}, expected {columns}")
-    with_nulls = [name for name in columns if frame[name].null_count()]
-    if with_nulls:
-        raise InputError(f"{path}: column {with_nulls[0]} has empty cells; write the log again")
-    arrays = {name: frame[name].to_numpy(writable=True) for name in columns}
-    return arrays, metadata.get("servewise.parts", "").split(",")
+def _write(path: Path, table: object, columns: dict[str, pl.DataType], parts: str = "") -> None:
+    write_columns(path, LOG_SCHEMA, {name: getattr(table, name) for name in columns}, columns, parts=parts)

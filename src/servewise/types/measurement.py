@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -186,6 +187,10 @@ class Measurement:
     trust : Trust
     server_metrics : mapping of str to float64 array, shape (num_samples,)
         The engine's own metrics page beside the run, ``time_s`` among them; empty when it has none.
+    counted_s : tuple of (float, float) [s]
+        Requests whose intended send lies in it, ends included, count; those of the warm-up are kept and do not.
+    interrupted : bool
+        Whether the run was stopped before its end; what was measured until then is kept.
     """
 
     name: str
@@ -197,3 +202,5 @@ class Measurement:
     chunks: Chunks
     trust: Trust
     server_metrics: Mapping[str, NDArray[np.float64]]
+    counted_s: tuple[float, float] = (-math.inf, math.inf)
+    interrupted: bool = False

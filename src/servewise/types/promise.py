@@ -68,10 +68,11 @@ class Summary:
     promise_kept : bool
         Joint, marginal and offline forms together.
     broken : tuple of str
-        What was broken, in words, e.g. ``attainment 0.963 < 0.99``.
+        What was broken or could not be judged, in words, e.g. ``attainment 0.963 < 0.99``.
     duration_s, drain_s : float [s]
         First intended send to last completion; the part of it after the last intended send.
     throughput_tokens_per_s, goodput_tokens_per_s : float [output tokens/s]
+        These and the totals are NaN when the tokens of a request are unknown.
     throughput_rps, goodput_rps : float [requests/s]
     total_tokens_per_s : float [input + output tokens/s]
     total_goodput_tokens_per_s : float [input + output tokens of good requests/s]
