@@ -12,26 +12,56 @@ from typing import Any
 import numpy as np
 
 from servewise import __version__, catalog, quality, search, traffic
+from servewise.calibrate import calibrate as fit_calibration
+from servewise.calibrate import measured_run
 from servewise.compare import compare_strategies
-from servewise.config import Service, load_service, read_prices
+from servewise.config import Service, load_service, named_deployment, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
 from servewise.metrics import e2e_s, tpot_s, ttft_s
-from servewise.perf import step_model
+from servewise.perf import calibrated_step_model
 from servewise.report import PlanReport, plan_html
 from servewise.sim import run
-from servewise.store import check_run_parent, new_run_dir, plan_meta, plan_to_json, write_text_atomic
-from servewise.types import Candidate, Comparison, GpuOffer, GpuSpec, Plan, Provenance, RequestLog, Search
+from servewise.store import (
+    PlanMeta,
+    calibration_to_json,
+    check_run_parent,
+    new_run_dir,
+    plan_from_json,
+    plan_meta,
+    plan_to_json,
+    read_calibration,
+    read_measurement,
+    write_calibration,
+    write_text_atomic,
+)
+from servewise.types import (
+    DESCRIBED,
+    Calibration,
+    Candidate,
+    Comparison,
+    Deployment,
+    GpuOffer,
+    GpuSpec,
+    Plan,
+    Provenance,
+    RequestLog,
+    Search,
+)
 
 __all__ = [
     "PlanResult",
+    "calibrate",
+    "calibration_document",
     "compare",
     "describe_traffic",
     "list_gpus",
     "list_models",
     "list_profiles",
     "load_service",
+    "named_deployment",
     "plan",
+    "planned_deployment",
     "resolve",
     "simulate",
     "traffic_statistics",
@@ -144,7 +174,7 @@ def resolve(service: Service) -> Search:
         models=models,
         precisions=precisions,
         gpus=gpus,
-        offers={gpu.name: _offers(service, gpu) for gpu in gpus},
+        offers={gpu.name: _offers(service, gpu, name) for gpu, name in zip(gpus, service.hardware, strict=True)},
         engines=tuple((engine, search.default_version(engine)) for engine in service.engines),
         promise=service.promise,
         budget=service.budget,
@@ -153,6 +183,7 @@ def resolve(service: Service) -> Search:
         price_kind=service.price_kind,
         start_up_s=service.start_up_s,
         speculations=service.speculations,
+        calibrations=tuple(read_calibration(path) for path in service.calibration_paths),
     )
 
 
@@ -190,7 +221,11 @@ def compare(
         service = replace(service, traffic=replace(service.traffic, rate_rps=rate_rps))
     asked = resolve(service)
     results = compare_strategies(asked, tensor_parallel_size=tensor_parallel_size, progress=progress)
-    warnings = {warning for result in results for warning in step_model(result.deployment).warnings}
+    warnings = {
+        warning
+        for result in results
+        for warning in calibrated_step_model(result.deployment, asked.calibrations).warnings
+    }
     return Comparison(
         name=service.name,
         traffic=_traffic_words(asked),
@@ -207,7 +242,78 @@ def simulate(candidate: Candidate, asked: Search) -> RequestLog:
         raise InputError("the candidate has no memory report, so it cannot be simulated")
     if candidate.deployment.disaggregation is not None:
         return search.group_log(asked, candidate.deployment)
-    return run(asked.workload, candidate.deployment, step_model(candidate.deployment), candidate.memory)
+    times = calibrated_step_model(candidate.deployment, asked.calibrations)
+    return run(asked.workload, candidate.deployment, times, candidate.memory)
+
+
+def planned_deployment(plan_path: Path) -> Deployment:
+    """One replica of a plan's winner.
+
+    Raises
+    ------
+    InputError
+        When the file is no plan, or the plan has no winner.
+    """
+    found = _read_plan(plan_path)[0]
+    if found.winner is None:
+        raise InputError(f"{plan_path}: the plan has no winner, so it names no deployment")
+    return replace(found.candidates[found.winner].deployment, num_replicas=1)
+
+
+def calibrate(
+    run_dirs: Sequence[Path],
+    deployment: Deployment,
+    *,
+    out: Path | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Calibration:
+    """Fit a step model's few physical parameters to measured runs of one replica.
+
+    Parameters
+    ----------
+    run_dirs : sequence of Path
+        Folders that ``servewise measure`` wrote: at least three loads of the same server.
+    deployment : Deployment
+        What served them, see :func:`named_deployment` and :func:`planned_deployment`.
+    out : Path, optional
+        New file for the calibration.
+    progress : callable, optional
+        Called with the stage, the steps done and the steps in all.
+
+    Raises
+    ------
+    InputError
+        When a folder is no measurement, or the runs or the deployment cannot be used.
+    MeasurementError
+        When a run cannot be trusted.
+    """
+    if out is not None and out.exists():
+        raise InputError(f"{out} exists already and is not overwritten; choose another name")
+    runs = [measured_run(read_measurement(folder)) for folder in run_dirs]
+    hashes = {str(folder.name): _digest(folder / "requests.parquet") for folder in run_dirs}
+    found = fit_calibration(runs, deployment, input_hashes=hashes, progress=progress or (lambda _s, _d, _t: None))
+    if out is not None:
+        write_calibration(out, found)
+    return found
+
+
+def calibration_document(calibration: Calibration) -> Mapping[str, Any]:
+    """A calibration as the JSON document that its file holds."""
+    return calibration_to_json(calibration)
+
+
+def _read_plan(path: Path) -> tuple[Plan, PlanMeta]:
+    """A plan that was written by :func:`plan`."""
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; give a plan.json") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}") from error
+    try:
+        return plan_from_json(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 def traffic_statistics(
@@ -288,8 +394,11 @@ def list_gpus() -> Sequence[Mapping[str, str | int | float | None]]:
     return rows
 
 
-def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
+def _offers(service: Service, gpu: GpuSpec, name: str) -> tuple[GpuOffer, ...]:
     """Prices of a GPU: the user's own where the file has some, else the built-in ones, else none."""
+    if gpu.vendor == DESCRIBED:
+        offer = catalog.device_offer(name, service.price_kind)
+        return () if offer is None else (offer,)
     if service.prices_path is not None:
         own = tuple(
             offer
@@ -306,15 +415,20 @@ def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
 def _input_hashes(service: Service) -> dict[str, str]:
     """Digest of every file that was read, by its path from the service file's folder."""
     folder = service.path.parent
-    files = [service.path, service.traffic.trace, service.prices_path]
+    files = [service.path, service.traffic.trace, service.prices_path, *service.calibration_paths]
+    files += [Path(gpu) for gpu in service.hardware if gpu.endswith(catalog.DEVICE_SUFFIX)]
     files += [Path(model) for model in (*service.models, *service.draft_models) if model.endswith(".json")]
     hashes = {}
     for path in files:
         if path is not None:
             name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
-            with path.open("rb") as file:
-                hashes[name] = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            hashes[name] = _digest(path)
     return hashes
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _report(service: Service, asked: Search, found: Plan, hashes: Mapping[str, str]) -> PlanReport:
@@ -374,7 +488,8 @@ def _provenance(asked: Search, candidate: Candidate) -> dict[str, Provenance]:
     origins |= {f"GPU {name}": origin for name, origin in deployment.gpu.provenance.items()}
     if candidate.memory is not None:
         origins |= {f"memory {name}": origin for name, origin in candidate.memory.provenance.items()}
-    origins |= {f"step time {name}": origin for name, origin in step_model(deployment).provenance.items()}
+    times = calibrated_step_model(deployment, asked.calibrations)
+    origins |= {f"step time {name}": origin for name, origin in times.provenance.items()}
     for offer in asked.offers.get(deployment.gpu.name, ()):
         if candidate.cost is not None and candidate.cost.price_source.startswith(f"{offer.provider}: "):
             origins[f"price of {offer.num_gpus}"] = offer.provenance

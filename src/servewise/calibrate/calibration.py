@@ -15,6 +15,7 @@ from servewise.errors import InputError
 from servewise.perf import memory, step_model
 from servewise.types import (
     PARAMETERS,
+    UNCORRECTED,
     Calibration,
     CalibrationForm,
     Deployment,
@@ -76,7 +77,7 @@ def calibrate(
         raise InputError(f"the deployment does not fit: {report.reason}; give the settings that the server runs with")
     served = Served(deployment=deployment, memory=report, step_model=step_model(deployment))
     form = form_of(deployment)
-    base = WITHOUT_TABLES if form == "absolute" else StepCorrection()
+    base = WITHOUT_TABLES if form == "absolute" else UNCORRECTED
     seen = [observed(run) for run in sound]
     parameters = parameters_of(form, sound, served.step_model.table)
     progress("fit", 0, 1)
@@ -131,16 +132,16 @@ def _points(
     progress("held-out points", len(loads), len(loads))
 
     def predicted(run: MeasuredRun, by: StepCorrection) -> PointMetrics:
-        return metrics_of(served.simulated(run, by))
+        return metrics_of(run, served.simulated(run, by))
 
     return tuple(
         PointFit(
             name=run.name,
             load=run.load,
-            num_requests=run.log.num_requests,
+            num_requests=int(run.counted.sum()),
             mean_running=mean_running(run.log),
-            measured=metrics_of(run.log),
-            uncalibrated=predicted(run, StepCorrection()) if form == "scaled" else None,
+            measured=metrics_of(run, run.log),
+            uncalibrated=predicted(run, UNCORRECTED) if form == "scaled" else None,
             fitted=predicted(run, found.correction),
             held_out=predicted(run, without[run.load]),
         )

@@ -33,7 +33,6 @@ STARTS = (0.05, 0.3)
 OPEN_FRAC = 0.7
 """A parameter that the runs leave as open as this share of what was believed beforehand is not fitted."""
 MAX_EVALUATIONS = 30
-UNFITTED = StepCorrection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +63,8 @@ class Served:
         refused = int(np.count_nonzero(log.status != RequestStatus.OK))
         if refused:
             raise InputError(
-                f"run {run.name}: the deployment as it was given refuses {refused} requests that were answered; its longest "
-                f"request is {self.deployment.max_request_tokens} tokens: give the settings that the server runs with"
+                f"run {run.name}: the deployment as it was given refuses {refused} requests that were answered; its "
+                f"longest request is {self.deployment.max_request_tokens} tokens: give the settings of the server"
             )
         return log
 
@@ -219,11 +218,12 @@ class Problem:
     def solved_from_afar(self) -> Array:
         """The least squares, found from several starts."""
         starts = [np.array([p.prior or start for p in self.free]) for start in STARTS]
-        return min((self._solution(start) for start in starts), key=lambda found: float(found.cost)).x
+        best = min((self._solution(start) for start in starts), key=lambda found: float(found.cost))
+        return np.asarray(best.x)
 
     def solved(self, start: Array) -> Array:
         """The least squares, found from a start near to it."""
-        return self._solution(start).x
+        return np.asarray(self._solution(start).x)
 
     def _solution(self, start: Array) -> Any:
         measured, sigma = self.measured, self.sigma
@@ -265,11 +265,11 @@ class Problem:
         slope, residuals = self.slope(at), self.predicted(at) - self.measured
         z = residuals / self.sigma
         weight = 1.0 / (self.sigma**2 * np.sqrt(1.0 + z**2))  # of the loss at each residual
-        prior = np.diag([1.0 / p.prior_sd**2 for p in self.free])
+        prior = np.diag(np.array([p.prior_sd for p in self.free]) ** -2.0)
         inverse = np.linalg.inv(slope.T @ (weight[:, None] * slope) + prior)
         return Gain(
             from_data=inverse @ (slope.T * weight),
-            from_prior=inverse @ prior,
+            from_prior=np.asarray(inverse @ prior),
             deviations=np.sqrt(np.diag(inverse)),
             residuals=residuals,
         )

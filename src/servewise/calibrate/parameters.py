@@ -9,12 +9,10 @@ import numpy as np
 
 from servewise.calibrate.runs import MeasuredRun, mean_running
 from servewise.metrics import tpot_s, ttft_s
-from servewise.types import CalibrationForm, Deployment, StepTable
+from servewise.types import DESCRIBED, CalibrationForm, Deployment, StepTable
 
-__all__ = ["DESCRIBED", "Parameter", "form_of", "parameters_of"]
+__all__ = ["Parameter", "form_of", "parameters_of"]
 
-DESCRIBED = "described"
-"""Vendor of a device that the user described and no table knows."""
 TYPICAL_PROMPT_TOKENS = 2048
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,6 +44,8 @@ class MeasuredRun:
         What the server was recognised as; ``unknown`` otherwise.
     distrust : tuple of str
         Reasons not to trust the run.
+    counted_s : tuple of (float, float) [s]
+        Requests that were meant to be sent within count.
     queue_grew : bool
         Whether the load was more than the server could take: first tokens then say how long the run was.
     """
@@ -53,7 +56,14 @@ class MeasuredRun:
     concurrency: int | None
     engine: str = "unknown"
     distrust: tuple[str, ...] = ()
+    counted_s: tuple[float, float] = (-math.inf, math.inf)
     queue_grew: bool = False
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which of the log's requests are compared; those of the warm-up are only simulated."""
+        low, high = self.counted_s
+        return np.asarray((self.log.intended_s >= low) & (self.log.intended_s <= high), dtype=np.bool_)
 
 
 def measured_run(measurement: Measurement) -> MeasuredRun:
@@ -66,6 +76,7 @@ def measured_run(measurement: Measurement) -> MeasuredRun:
         concurrency=None if concurrency is None else round(concurrency),
         engine=measurement.endpoint.engine,
         distrust=measurement.trust.reasons,
+        counted_s=measurement.counted_s,
     )
 
 
@@ -101,8 +112,8 @@ def checked(runs: Sequence[MeasuredRun], deployment: Deployment) -> tuple[tuple[
     loads = [mean_running(run.log) for run in kept]
     if max(loads) < NARROW_SPAN * min(loads):
         notes.append(
-            f"the runs span {min(loads):.1f} to {max(loads):.1f} requests at once, less than {NARROW_SPAN:g} times: what "
-            "a row adds to a step is hard to tell from the step itself"
+            f"the runs span {min(loads):.1f} to {max(loads):.1f} requests at once, less than {NARROW_SPAN:g} times: "
+            "what a row adds to a step is hard to tell from the step itself"
         )
     return tuple(kept), tuple(notes)
 
@@ -121,9 +132,10 @@ def _checked_run(run: MeasuredRun) -> tuple[MeasuredRun, list[str]]:
         )
     if failed:
         notes.append(f"run {run.name}: {failed:.1%} of the requests failed and are left out")
-    if int(done.sum()) < MIN_REQUESTS:
+    num = int((done & run.counted).sum())
+    if num < MIN_REQUESTS:
         raise InputError(
-            f"run {run.name} has {int(done.sum())} answers, at least {MIN_REQUESTS} are needed; run it longer"
+            f"run {run.name} has {num} answers that count, at least {MIN_REQUESTS} are needed; run it longer"
         )
     log = _rows(log, done)
     if np.isnan(log.first_token_s).any():
@@ -146,8 +158,8 @@ def _prefix_notes(name: str, log: RequestLog) -> list[str]:
     frac = float(log.cached_tokens[known].sum() / log.input_tokens[known].sum())
     if frac > MOST_CACHED_FRAC:
         raise InputError(
-            f"run {name}: {frac:.0%} of the prompt tokens came from the prefix cache, at most {MOST_CACHED_FRAC:.0%} may; "
-            "measure with prompts that share nothing"
+            f"run {name}: {frac:.0%} of the prompt tokens came from the prefix cache, at most {MOST_CACHED_FRAC:.0%} "
+            "may; measure with prompts that share nothing"
         )
     if frac > NOTED_CACHED_FRAC:
         return [f"run {name}: {frac:.1%} of the prompt tokens came from the prefix cache, which the fit does not know"]

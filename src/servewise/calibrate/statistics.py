@@ -109,7 +109,7 @@ def _chosen(run: MeasuredRun) -> tuple[Statistic, ...]:
     Of a run whose queue grew only TPOT counts.
     """
     log = run.log
-    everything, several = np.arange(log.num_requests), np.flatnonzero(log.output_tokens > 1)
+    everything, several = np.flatnonzero(run.counted), np.flatnonzero(run.counted & (log.output_tokens > 1))
     found = [Statistic(metric="tpot", quantile=q, requests=several) for q in (0.5, 0.9)]
     found += _strata("tpot", several, log.input_tokens + log.output_tokens // 2)
     if not run.queue_grew:
@@ -148,13 +148,11 @@ def _quantiles(
     return out
 
 
-def metrics_of(log: RequestLog) -> PointMetrics:
-    """Medians of a run and the rate of its output."""
-    done = finished(log)
-    duration_s = float(np.max(log.last_token_s[done]) - np.min(log.intended_s))
+def metrics_of(run: MeasuredRun, log: RequestLog) -> PointMetrics:
+    """Medians of the requests of a run that count, and the rate of their output, from its log or a simulated one."""
+    count = run.counted & finished(log)
+    duration_s = float(np.max(log.last_token_s[count]) - np.min(log.intended_s[count]))
     return PointMetrics(
-        ttft_s=float(np.nanmedian(ttft_s(log))),
-        tpot_s=float(np.nanmedian(tpot_s(log))),
-        e2e_s=float(np.nanmedian(e2e_s(log))),
-        throughput_tokens_per_s=float(log.output_tokens[done].sum() / duration_s),
+        **{f"{name}_s": float(np.nanmedian(values(log)[count])) for name, values in VALUES.items()},
+        throughput_tokens_per_s=float(log.output_tokens[count].sum() / duration_s),
     )

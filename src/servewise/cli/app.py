@@ -25,6 +25,7 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
 COMMANDS: Final = {
+    "calibrate": ("servewise.cli.calibrate", "calibrate"),
     "catalog": ("servewise.cli.catalog", "catalog"),
     "compare": ("servewise.cli.compare", "compare"),
     "plan": ("servewise.cli.plan", "plan"),

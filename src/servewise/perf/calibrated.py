@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
 from servewise.perf.step import step_model
-from servewise.perf.uncertainty import draw_step_models
-from servewise.perf.validation import MeanError, mean_error
-from servewise.types import PARAMETERS, Calibration, Deployment, Provenance, StepCorrection, StepModel, StepTable
+from servewise.perf.validation import MeanError
+from servewise.types import (
+    PARAMETERS,
+    UNCORRECTED,
+    Calibration,
+    Deployment,
+    Provenance,
+    StepCorrection,
+    StepModel,
+    StepTable,
+)
 
 __all__ = [
     "calibrated_draws",
@@ -26,7 +34,9 @@ SPREAD_90 = 1.645
 """Standard deviations on either side between which 90% of a normal distribution lie."""
 RANGE_MARGIN = 1.25
 """A load beyond this multiple of the measured one is outside the measured range."""
-UNCORRECTED = StepCorrection()
+UNKNOWN_TTFT_FRAC = 0.5
+"""Drawn error of first tokens where no run says it: all of them were overloaded. Assumed: about what the worst class of
+predictions without calibration is off by."""
 
 
 def corrected(table: StepTable, by: StepCorrection) -> StepTable:
@@ -96,7 +106,8 @@ def calibrated_step_model(deployment: Deployment, calibrations: Sequence[Calibra
     model, calibration = step_model(deployment), calibration_of(deployment, calibrations)
     if calibration is None:
         return model
-    return _with_origin(replace(model, table=corrected(model.table, calibration.correction)), deployment, calibration)
+    table = corrected(model.table, calibration.correction)
+    return _with_origin(replace(model, table=table, correction=calibration.correction), deployment, calibration)
 
 
 def _with_origin(model: StepModel, deployment: Deployment, calibration: Calibration) -> StepModel:
@@ -158,9 +169,9 @@ def outside_range(calibration: Calibration, running: int, context_tokens: int) -
 
 
 def calibrated_draws(
-    deployment: Deployment, calibrations: Sequence[Calibration], num_draws: int, seed: int = 0
+    deployment: Deployment, calibration: Calibration, num_draws: int, seed: int = 0
 ) -> tuple[StepModel, ...]:
-    """Step models drawn from what the calibration's runs leave open, else as :func:`perf.draw_step_models`.
+    """Step models drawn from what the calibration's runs leave open.
 
     Beside the parameters' draws, all step times of a model, and all ways to the engine and back, are scaled by what
     predictions of points held out were off by. Draws come in pairs that mirror each other in that scale.
@@ -168,54 +179,49 @@ def calibrated_draws(
     Parameters
     ----------
     deployment : Deployment
-    calibrations : sequence of Calibration
+    calibration : Calibration
     num_draws : int
         At least 2.
     seed : int
+        The same seed gives the same draws.
     """
-    calibration = calibration_of(deployment, calibrations)
-    if calibration is None:
-        return draw_step_models(deployment, num_draws, seed)
     base = step_model(deployment)
     random = np.random.default_rng(seed)
     chosen = random.permutation(len(calibration.draws))
-    errors = np.array([calibration.tpot_error_frac, calibration.ttft_error_frac])
+    errors = np.array([calibration.tpot_error_frac, min(calibration.ttft_error_frac, UNKNOWN_TTFT_FRAC)])
     shifts = random.normal(0.0, errors, (-(-num_draws // 2), 2))
     models = []
     for i, (work, way) in enumerate(np.exp(np.concatenate([shifts, -shifts]))[:num_draws].tolist()):
         row = calibration.draws[chosen[i % len(chosen)]].tolist()
         drawn = corrected(base.table, StepCorrection(**dict(zip(PARAMETERS, row, strict=True))))
-        errors_too = StepCorrection(products_scale=work, attention_scale=work, request_scale=way)
-        times = corrected(drawn, errors_too)
-        models.append(_with_origin(replace(base, table=times), deployment, calibration))
+        off = StepCorrection(products_scale=work, attention_scale=work, request_scale=way)
+        models.append(_with_origin(replace(base, table=corrected(drawn, off)), deployment, calibration))
     return tuple(models)
 
 
-def calibrated_error(
-    deployment: Deployment, calibrations: Sequence[Calibration], *, saturated: bool, inside: bool
-) -> MeanError:
+def calibrated_error(usual: MeanError, deployment: Deployment, calibration: Calibration, *, inside: bool) -> MeanError:
     """90% interval of measured over predicted mean TPOT and TTFT.
 
     Parameters
     ----------
+    usual : MeanError
+        Of predictions without calibration.
     deployment : Deployment
-    calibrations : sequence of Calibration
-    saturated : bool
-        Whether requests wait for KV memory or slots under the load in question.
+    calibration : Calibration
     inside : bool
-        Whether the load is within the calibration's measured range. Outside of it, for another model, and where it is
-        saturated, the interval is no narrower than that of predictions without calibration.
+        Whether the load is within the measured range and does not run full. If not, and for another model or version,
+        the interval is no narrower than the usual one.
     """
-    calibration, usual = calibration_of(deployment, calibrations), mean_error(deployment, saturated=saturated)
-    if calibration is None:
-        return usual
     num = len(calibration.points)
     tpot, ttft = (_interval(error, num) for error in (calibration.tpot_error_frac, calibration.ttft_error_frac))
-    if saturated or not inside or differences(deployment, calibration):
-        tpot = min(tpot[0], usual.tpot_frac[0]), max(tpot[1], usual.tpot_frac[1])
-        ttft = min(ttft[0], usual.ttft_frac[0]), max(ttft[1], usual.ttft_frac[1])
-        return MeanError(error_class="calibrated elsewhere", tpot_frac=tpot, ttft_frac=ttft, num_runs=num)
-    return MeanError(error_class="calibrated", tpot_frac=tpot, ttft_frac=ttft, num_runs=num)
+    if inside and not differences(deployment, calibration):
+        return MeanError(error_class="calibrated", tpot_frac=tpot, ttft_frac=ttft, num_runs=num)
+    return MeanError(
+        error_class="calibrated elsewhere",
+        tpot_frac=(min(tpot[0], usual.tpot_frac[0]), max(tpot[1], usual.tpot_frac[1])),
+        ttft_frac=(min(ttft[0], usual.ttft_frac[0]), max(ttft[1], usual.ttft_frac[1])),
+        num_runs=num,
+    )
 
 
 def _interval(error_frac: float, num_points: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ ErrorClass = Literal[
 ]
 """What of a deployment was among the runs: its engine with its model in its precision on its GPU; the engine on
 the GPU with other models or precisions; the engine on other GPUs; nothing of its engine; or not even the GPU's
-operators were measured. Or whether the user's own runs calibrated the model, with this load and deployment or others."""
+operators were measured. Or that the user's own runs calibrated the model, with such a load and deployment or others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

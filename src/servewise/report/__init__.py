@@ -1,5 +1,6 @@
 """Plans for people: text for a terminal and one self-contained page."""
 
+from servewise.report.calibration import calibration_terminal
 from servewise.report.comparison import comparison_json, comparison_terminal
 from servewise.report.escape import visible
 from servewise.report.page import plan_html
@@ -9,6 +10,7 @@ from servewise.report.words import shortfall
 
 __all__ = [
     "PlanReport",
+    "calibration_terminal",
     "comparison_json",
     "comparison_terminal",
     "plan_html",

@@ -11,6 +11,7 @@ from servewise.types.assurance import (
 )
 from servewise.types.calibration import (
     PARAMETERS,
+    UNCORRECTED,
     Calibration,
     CalibrationForm,
     FittedParameter,
@@ -49,7 +50,7 @@ from servewise.types.engine_params import (
     VllmParams,
 )
 from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
-from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.hardware import DESCRIBED, GpuOffer, GpuSpec, PriceKind
 from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.measurement import (
@@ -85,9 +86,11 @@ from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
     "CONTEXT_PADDING",
+    "DESCRIBED",
     "LIKELY_FRAC",
     "PARAMETERS",
     "ROLES",
+    "UNCORRECTED",
     "VERY_LIKELY_FRAC",
     "Api",
     "Assurance",

@@ -14,6 +14,7 @@ from servewise.types.deployment import EngineName, Parallelism, Precision
 
 __all__ = [
     "PARAMETERS",
+    "UNCORRECTED",
     "Calibration",
     "CalibrationForm",
     "FittedParameter",
@@ -64,6 +65,8 @@ class StepCorrection:
     request_input_token_s: float = 0.0
 
 
+UNCORRECTED = StepCorrection()
+"""Changes nothing."""
 PARAMETERS: tuple[str, ...] = tuple(StepCorrection.__slots__)
 """Names of the parameters, in the order of the columns of :attr:`Calibration.draws`."""
 
