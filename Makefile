@@ -4,13 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: plan test check lint types layers docs cli-docs
+.PHONY: plan test engines test-engines test-sglang check lint types layers docs cli-docs
 
 plan: $(VENV)/.installed
 	$(BIN)/servewise plan examples/chatbot.yaml
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
+
+# Real engines, in environments of their own outside the checkout; 34 MB and 3.4 GB. Not part of `make check`.
+engines:
+	$(PYTHON) -m benchmarks.engine_installs llamacpp vllm
+
+test-engines: $(VENV)/.installed-dev engines
+	$(BIN)/python -m pytest -m engines tests/engines_real
+
+test-sglang: $(VENV)/.installed-dev
+	$(PYTHON) -m benchmarks.engine_installs sglang
+	$(BIN)/python -m pytest -m sglang tests/engines_real
 
 check: lint types layers test docs
 

@@ -1,10 +1,10 @@
 """Hold the simulator against a real engine: the same burst, the same settings, the KV cache too small for it.
 
-    python tools/compare_with_engines.py --engine vllm --venv VENV --model DIR [--repeats 3] [--policy ...]
-    python tools/compare_with_engines.py --engine sglang --venv VENV --model DIR [--repeats 3]
+    python tools/compare_with_engines.py --engine vllm --model DIR [--repeats 3] [--scheduling-policy ...]
+    python tools/compare_with_engines.py --engine sglang --model DIR [--repeats 3]
 
-VENV is a virtual environment with vLLM's CPU build (0.32) or SGLang 0.5 (its GPU kernels may be stubs), DIR a small
-model in Hugging Face format. The server runs on one core (``--core``); nothing else should run there.
+The engine must be installed (``python -m benchmarks.engine_installs vllm``); DIR is a small model in Hugging Face
+format. The server runs on one core (``--core``); nothing else should run there.
 
 Bursts of known lengths (``ignore_eos``) go to the server: equal ones, and ones of mixed lengths and priorities. Each is
 simulated with the times at which the client sent its requests and an affine step table: a decode step takes the run's
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -31,7 +32,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from real_engines import HOST, Observed, Sent, send_burst, serving
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.engines import started
+from real_engines import Observed, Sent, send_burst
 from servewise import catalog
 from servewise.kernel import layout
 from servewise.sim import simulate
@@ -211,26 +215,17 @@ def workload_of(requests: Sequence[Sent], observed: Observed) -> Workload:
     )
 
 
-def server_command(options: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The command that starts the server, and what it needs in its environment."""
-    python = options.venv / "bin" / "python"
-    common = ["--served-model-name", "test", "--host", HOST, "--port", str(options.port)]
-    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+def server_options(options: argparse.Namespace) -> list[str]:
+    """What the server is told, in its own words."""
     if options.engine == "sglang":
-        command = [str(python), "-m", "sglang.launch_server", "--model-path", str(options.model), *common]
-        command += ["--device", "cpu", "--disable-overlap-schedule", "--attention-backend", "torch_native"]
-        command += ["--enable-metrics", "--mem-fraction-static", "0.3", "--max-total-tokens", str(SGLANG_TOKENS)]
-        command += ["--context-length", str(CONTEXT_TOKENS), "--max-running-requests", str(MAX_ROWS)]
-        command += ["--chunked-prefill-size", str(STEP_TOKENS), "--max-prefill-tokens", str(STEP_TOKENS)]
-        return command, {**settings, "SGLANG_USE_CPU_ENGINE": "1"}
-    command = [str(options.venv / "bin" / "vllm"), "serve", str(options.model), *common, "--dtype", "bfloat16"]
-    command += ["--enforce-eager", "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(MAX_ROWS)]
-    command += ["--max-num-batched-tokens", str(STEP_TOKENS), "--block-size", str(BLOCK_TOKENS)]
-    command += ["--num-gpu-blocks-override", str(VLLM_BLOCKS), "--scheduling-policy", options.scheduling_policy]
-    command += ["--watermark", str(options.watermark)]
-    command += ["--long-prefill-token-threshold", str(options.long_prefill_token_threshold)]
-    settings |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": HOST}
-    return command, {**settings, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        found = ["--max-total-tokens", str(SGLANG_TOKENS), "--context-length", str(CONTEXT_TOKENS)]
+        found += ["--max-running-requests", str(MAX_ROWS), "--chunked-prefill-size", str(STEP_TOKENS)]
+        return [*found, "--max-prefill-tokens", str(STEP_TOKENS)]
+    found = ["--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", str(MAX_ROWS)]
+    found += ["--max-num-batched-tokens", str(STEP_TOKENS), "--block-size", str(BLOCK_TOKENS)]
+    found += ["--num-gpu-blocks-override", str(VLLM_BLOCKS), "--scheduling-policy", options.scheduling_policy]
+    found += ["--watermark", str(options.watermark)]
+    return [*found, "--long-prefill-token-threshold", str(options.long_prefill_token_threshold)]
 
 
 def seen(first_s: NDArray[np.float64], last_s: NDArray[np.float64], preemptions: float, steps: float | None) -> Seen:
@@ -294,37 +289,42 @@ def describe(one: Compared) -> str:
     )
 
 
-def parse() -> argparse.Namespace:
+def compare_bursts(options: argparse.Namespace, port: int, repeat: int) -> list[Compared]:
+    """Send each burst once to a server that is idle, and simulate it."""
+    results = []
+    for number, (burst, make) in enumerate(BURSTS.items()):
+        requests = make(random.Random(f"{options.seed}-{repeat}"))  # noqa: S311 (not a secret)
+        observed = send_burst(port, len(BURSTS) * repeat + number, requests, head_start=burst == "mixed", gap_s=GAP_S)
+        results.append(compare(options, burst, requests, observed))
+    return results
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Options of the command line."""
     parser = argparse.ArgumentParser(description="Hold the simulator against a real engine on this machine.")
     parser.add_argument("--engine", choices=("vllm", "sglang"), required=True)
-    parser.add_argument("--venv", type=Path, required=True, help="virtual environment of the engine")
     parser.add_argument("--model", type=Path, required=True, help="folder of a small model")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each burst (default: 3)")
     parser.add_argument("--core", type=int, default=0, help="the server's core (default: 0)")
-    parser.add_argument("--port", type=int, default=8731)
     parser.add_argument("--seed", type=int, default=0, help="of the mixed lengths (default: 0)")
-    parser.add_argument("--log", type=Path, default=Path("server.log"), help="of the server (default: server.log)")
+    parser.add_argument("--log", type=Path, help="of the server (default: none is kept)")
     for name, kind, usual in (("watermark", float, 0.0), ("long-prefill-token-threshold", int, 0)):
         parser.add_argument(f"--{name}", type=kind, default=usual, help=f"vLLM's (default: {usual})")
     parser.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs", help="vLLM's")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
     """Serve, compare, report."""
     options = parse()
-    command, settings = server_command(options)
     results = []
-    with serving(command, settings, options.port, options.log, options.core):
+    with started(
+        options.engine, model=options.model, options=server_options(options), core=options.core, log=options.log
+    ) as server:
         for repeat in range(options.repeats):
-            for number, (burst, make) in enumerate(BURSTS.items()):
-                requests = make(random.Random(f"{options.seed}-{repeat}"))  # noqa: S311 (not a secret)
-                observed = send_burst(
-                    options.port, 2 * repeat + number, requests, head_start=burst == "mixed", gap_s=GAP_S
-                )
-                results.append(compare(options, burst, requests, observed))
-                print(describe(results[-1]), flush=True)
+            found = compare_bursts(options, server.port, repeat)
+            results += found
+            print("\n".join(describe(one) for one in found), flush=True)
     print(json.dumps({"engine": options.engine, "runs": [asdict(one) for one in results]}))
 
 

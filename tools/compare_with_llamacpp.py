@@ -1,14 +1,14 @@
 """Compare the simulated llama.cpp with a real server, pass by pass.
 
-    python tools/compare_with_llamacpp.py MODEL.gguf [--python PYTHON] [--port 8099] [--seed 0]
+    python tools/compare_with_llamacpp.py MODEL.gguf [--seed 0]
 
-PYTHON is an interpreter that has xllamacpp (``pip install xllamacpp==2026.10.11549``, 34 MB; no GPU); MODEL any small
-model, whose weights do not matter. For each scenario a server is started (``llamacpp_server.py``), its slots are filled
-one by one, and a burst of requests follows while they generate, so that all of these wait. From then on nothing
-depends on how fast the machine is: the requests are given to the simulator in the same order, and its passes (which
-slots, how many tokens of each), the slots of the requests, the tokens that were there already, and the orders of first
-and last tokens must be those of the server. Passes are read in the server's log. Where a shared cache is too small, the
-real server tries smaller batches before it gives up; its passes are then more than the simulated ones.
+llama.cpp must be installed (``python -m benchmarks.engine_installs llamacpp``, 34 MB; no GPU); MODEL is any small
+model, whose weights do not matter. For each scenario a server is started, its slots are filled one by one, and a burst
+of requests follows while they generate, so that all of these wait. From then on nothing depends on how fast the machine
+is: the requests are given to the simulator in the same order, and its passes (which slots, how many tokens of each),
+the slots of the requests, the tokens that were there already, and the orders of first and last tokens must be those of
+the server. Passes are read in the server's log. Where a shared cache is too small, the real server tries smaller
+batches before it gives up; its passes are then more than the simulated ones.
 
 Prints what is equal by scenario, and one JSON line last. Exit code: 0 all equal, 1 some differ, 2 bad input.
 """
@@ -19,10 +19,8 @@ import argparse
 import http.client
 import json
 import math
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,8 +32,10 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from benchmarks.engines import started
 from oracle.llamacpp_cases import SlotCase
 from oracle.llamacpp_plain import Engine, Live, Params
 from oracle.plain_engine import Request
@@ -45,7 +45,7 @@ from sim.llamacpp_agree import run_open
 BLOCK = 16
 """Tokens of a block that prompts share."""
 NUM_BURST = 12
-START_TIMEOUT_S = 60
+SERVER_CORE = 0
 Passes = list[list[tuple[int, int]]]
 
 
@@ -175,21 +175,6 @@ def post(port: int, sent: Sent) -> None:
     connection.close()
 
 
-def wait_for(port: int) -> None:
-    """Wait until the server answers."""
-    end_s = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/v1/models")
-            if connection.getresponse().status == http.client.OK:
-                return
-        except OSError:
-            if time.monotonic() > end_s:
-                raise
-        time.sleep(0.2)
-
-
 def read_passes(log: str) -> tuple[Passes, list[int]]:
     """Passes in a server's log, and the number of passes before each step."""
     passes: Passes = []
@@ -214,32 +199,24 @@ def read_passes(log: str) -> tuple[Passes, list[int]]:
     return passes, steps
 
 
-def run_real(scenario: Scenario, sent: Sequence[Sent], options: argparse.Namespace) -> str:
+def run_real(scenario: Scenario, sent: Sequence[Sent], model: Path) -> str:
     """Serve the requests; returns the log from the first of them on."""
-    settings = {"model": str(options.model), "port": options.port, "threads": 1, "verbosity": 10}
-    command = [options.python, str(Path(__file__).with_name("llamacpp_server.py"))]
-    with tempfile.TemporaryFile("w+", errors="replace") as log:
-        server = subprocess.Popen(
-            [*command, json.dumps({**settings, **scenario.settings()})],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "LLAMA_BATCH_DEBUG": "1"},
-        )
-        try:
-            wait_for(options.port)
+    options = [f"{name}={json.dumps(value)}" for name, value in scenario.settings().items()]
+    settings = {"LLAMA_BATCH_DEBUG": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with started(
+            "llamacpp", model=model, options=[*options, "verbosity=10"], settings=settings, core=SERVER_CORE, log=log
+        ) as server:
             time.sleep(0.5)
-            start = os.fstat(log.fileno()).st_size
-            threads = [threading.Thread(target=post, args=(options.port, one)) for one in sent]
+            start = log.stat().st_size
+            threads = [threading.Thread(target=post, args=(server.port, one)) for one in sent]
             for number, thread in enumerate(threads):
                 thread.start()
                 time.sleep(0.03 if number < scenario.params.num_slots else 0.012)
             for thread in threads:
                 thread.join()
-        finally:
-            server.terminate()
-            server.wait(timeout=30)
-        log.seek(start)
-        return log.read()
+        return log.read_bytes()[start:].decode(errors="replace")
 
 
 def run_plain(scenario: Scenario, requests: Sequence[Request], joined: Sequence[int]) -> tuple[Engine, list[Live]]:
@@ -273,12 +250,12 @@ def agreement(real: Sequence[float], simulated: Sequence[float]) -> float:
     return float(sum(pairs) / len(pairs)) if pairs else 1.0
 
 
-def compare(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
+def compare(scenario: Scenario, model: Path, seed: int = 0, *, differences: bool = False) -> dict[str, Any]:
     """Run one scenario in both and say how closely they agree."""
-    rng = random.Random(f"{scenario.name}-{options.seed}")  # noqa: S311
+    rng = random.Random(f"{scenario.name}-{seed}")  # noqa: S311
     requests = make_requests(scenario, rng)
     sent = [Sent(request, tokens_of(request, rng)) for request in requests]
-    log = run_real(scenario, sent, options)
+    log = run_real(scenario, sent, model)
     passes, steps = read_passes(log)
     joined = []
     for number in range(scenario.params.num_slots):
@@ -309,7 +286,7 @@ def compare(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
         "first_order": round(agreement([one.first_s for one in sent], list(first)), 4),
         "last_order": round(agreement([one.ended_s for one in sent], list(np.where(failed, np.nan, last))), 4),
     }
-    if options.differences and passes != engine.passes:
+    if differences and passes != engine.passes:
         at = next((i for i, (a, b) in enumerate(zip(passes, engine.passes, strict=False)) if a != b), -1)
         print(f"  first difference at pass {at}: {passes[at : at + 4]} and {engine.passes[at : at + 4]}")
     return found
@@ -325,8 +302,6 @@ def main() -> int:
     """Compare all scenarios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--python", default=sys.executable, help="interpreter that has xllamacpp")
-    parser.add_argument("--port", type=int, default=8099)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--differences", action="store_true", help="print the first pass that differs")
     parser.add_argument("--only", default="", help="part of a scenario's name")
@@ -337,7 +312,7 @@ def main() -> int:
     found = {}
     for scenario in scenarios():
         if options.only in scenario.name:
-            found[scenario.name] = compare(scenario, options)
+            found[scenario.name] = compare(scenario, options.model, options.seed, differences=options.differences)
             print(f"{scenario.name}: {found[scenario.name]}", flush=True)
     print(json.dumps(found))
     equal = all(

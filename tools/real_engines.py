@@ -1,4 +1,4 @@
-"""Start a real serving engine on this machine's CPU, send it a burst of requests, and see what it did.
+"""Send a burst of requests to a real serving engine, and see what it did.
 
 Used by ``compare_with_engines.py``. Requests are prompts of token numbers, so their lengths are exact, and run to their
 limit (``ignore_eos``). A request's first token is timed when the first chunk of its stream arrives.
@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
-import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-HOST = "127.0.0.1"
-START_TIMEOUT_S = 240.0
+from benchmarks.engines import HOST, MODEL_NAME
+
 REQUEST_TIMEOUT_S = 300.0
 FIRST_TOKEN_ID = 1000
 VOCABULARY = 40_000
@@ -77,55 +72,12 @@ def scrape(port: int) -> dict[str, float]:
     return values
 
 
-def _answers_models(port: int) -> bool:
-    try:
-        connection = http.client.HTTPConnection(HOST, port, timeout=5)
-        connection.request("GET", "/v1/models")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-
-
-@contextmanager
-def serving(command: Sequence[str], settings: dict[str, str], port: int, log: Path, core: int) -> Iterator[None]:
-    """A server on one core, from when it answers until the block is left.
-
-    Raises
-    ------
-    RuntimeError
-        The server ended or did not answer in time; its log says why.
-    """
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **settings},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-        )
-        try:
-            deadline_s = time.monotonic() + START_TIMEOUT_S
-            while not _answers_models(port):
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise RuntimeError(f"the server did not start; see {log}")
-                time.sleep(1.0)
-            yield
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-
-
 def _body(number: int, burst: int, request: Sent) -> bytes:
     """A prompt that shares no block with that of any other request."""
     start = (burst * 997 + number * 131) % VOCABULARY
     prompt = [FIRST_TOKEN_ID + (start + 7 * i * (number + 1)) % VOCABULARY for i in range(request.input_tokens)]
     body: dict[str, object] = {
-        "model": "test",
+        "model": MODEL_NAME,
         "prompt": prompt,
         "max_tokens": request.output_tokens,
         "temperature": 0.0,

@@ -8,12 +8,12 @@ from tests.measure.server import Page, Script, serve
 
 from servewise.errors import InputError, MeasurementError
 from servewise.measure.discover import Discovery, discover
-from servewise.net.client import Client
+from servewise.net.plain import PlainClient
 from servewise.types import Api
 
 
 def _discover(script: Script, **options: object) -> Discovery:
-    with Client(script.url) as client:
+    with PlainClient(script.url) as client:
         return discover(client, script.url, **options)  # type: ignore[arg-type]
 
 

@@ -53,11 +53,11 @@ def test_an_answer_in_one_piece_has_no_ttft_and_is_judged_by_e2e_alone() -> None
 @pytest.mark.parametrize(
     ("promise", "words"),
     [
-        (Promise(ttft_s=5.0), ("TTFT cannot be judged: 1 answers came in one piece",)),
+        (Promise(ttft_s=5.0), ("TTFT cannot be judged: 1 answers have no first token",)),
         (Promise(tpot_s=5.0), ("TPOT cannot be judged: unknown for 2 answers",)),
         (
             Promise(percentiles=(PercentileLimit(metric="ttft", percentile=50, limit_s=5),)),
-            ("TTFT cannot be judged: 1 answers came in one piece",),
+            ("TTFT cannot be judged: 1 answers have no first token",),
         ),
         (Promise(e2e_s=5.0), ()),
     ],

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from servewise.errors import InputError, MeasurementError
 from servewise.measure.apis import API_PATHS, path, request_document
-from servewise.net.client import Answer, Client
+from servewise.net.plain import Answer, PlainClient
 from servewise.types import Api, Endpoint
 
 __all__ = ["Discovery", "discover"]
@@ -58,13 +58,13 @@ class _Engine:
 
 
 def discover(
-    client: Client, base_url: str, *, model: str | None = None, api: Api | None = None, stream: bool = True
+    client: PlainClient, base_url: str, *, model: str | None = None, api: Api | None = None, stream: bool = True
 ) -> Discovery:
     """Find out how to speak to a server, and see it answer one token.
 
     Parameters
     ----------
-    client : Client
+    client : PlainClient
     base_url : str
     model : str, optional
         Needed when the server has several.
@@ -110,7 +110,7 @@ def _apis(engine: str) -> tuple[Api, ...]:
     return ("openai-chat", "openai-completions")
 
 
-def _ask_one_token(client: Client, endpoint: Endpoint) -> Answer:
+def _ask_one_token(client: PlainClient, endpoint: Endpoint) -> Answer:
     asked = request_document(replace(endpoint, stream=False), [{"role": "user", "content": "Hello"}], 1, force=True)
     return client.post(API_PATHS[endpoint.api], asked, timeout_s=ONE_TOKEN_TIMEOUT_S)
 
@@ -124,7 +124,7 @@ def _message(answer: Answer) -> str:
     return " ".join(words.split())[:200] or "nothing"
 
 
-def _recognise(client: Client, base_url: str) -> _Engine:
+def _recognise(client: PlainClient, base_url: str) -> _Engine:
     listed = client.get("/v1/models")
     if listed.status in (401, 403):
         raise InputError(f"{base_url} wants a key ({listed.status}); name the variable that holds it with --key-env")
@@ -145,7 +145,7 @@ def _recognise(client: Client, base_url: str) -> _Engine:
     return _by_native_api(client, base_url, names)
 
 
-def _llamacpp(client: Client, names: tuple[str, ...]) -> _Engine:
+def _llamacpp(client: PlainClient, names: tuple[str, ...]) -> _Engine:
     props = client.get("/props").fields()
     settings = props.get("default_generation_settings")
     return _Engine(
@@ -156,7 +156,7 @@ def _llamacpp(client: Client, names: tuple[str, ...]) -> _Engine:
     )
 
 
-def _by_native_api(client: Client, base_url: str, names: tuple[str, ...]) -> _Engine:
+def _by_native_api(client: PlainClient, base_url: str, names: tuple[str, ...]) -> _Engine:
     """Servers whose model cards do not name them."""
     info = client.get("/info").fields()
     if isinstance(info.get("model_id"), str) and "version" in info:

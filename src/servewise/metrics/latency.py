@@ -106,7 +106,7 @@ def unjudged(log: RequestLog, promise: Promise) -> tuple[str, ...]:
     no_count = int(np.count_nonzero(done & ((log.output_tokens < 0) | np.isnan(log.first_token_s))))
     words = []
     if no_first and (promise.ttft_s is not None or "ttft" in limited):
-        words.append(f"TTFT cannot be judged: {no_first} answers came in one piece")
+        words.append(f"TTFT cannot be judged: {no_first} answers have no first token")
     if no_count and (promise.tpot_s is not None or "tpot" in limited):
         words.append(f"TPOT cannot be judged: unknown for {no_count} answers")
     return tuple(words)

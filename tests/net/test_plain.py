@@ -6,9 +6,9 @@ import pytest
 from tests.measure.server import serve
 
 from servewise.errors import InputError, MeasurementError
-from servewise.net import client
+from servewise.net import plain
 from servewise.net.address import api_key, base_url, is_local, path_of
-from servewise.net.client import Client
+from servewise.net.plain import PlainClient
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_keys_come_from_the_environment_and_are_not_shown(monkeypatch: pytest.Mo
 def test_the_key_goes_to_the_server_and_no_further() -> None:
     with serve({"/there": "there"}) as other:
         pages = {"/a": {"x": 1}, "/moved": (302, {"location": f"{other.url}/there"}, b"")}
-        with serve(pages) as script, Client(script.url, api_key="sk-1") as asked:
+        with serve(pages) as script, PlainClient(script.url, api_key="sk-1") as asked:
             assert asked.get("/a").fields() == {"x": 1}
             assert script.asked[0][2]["authorization"] == "Bearer sk-1"
             with pytest.raises(MeasurementError, match="redirects to"):
@@ -80,18 +80,21 @@ def test_the_key_goes_to_the_server_and_no_further() -> None:
 
 
 def test_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_BYTES", 1000)
-    with serve({"/big": "x" * 2000}) as script, Client(script.url) as asked, pytest.raises(MeasurementError):
+    monkeypatch.setattr(plain, "MAX_BYTES", 1000)
+    with serve({"/big": "x" * 2000}) as script, PlainClient(script.url) as asked, pytest.raises(MeasurementError):
         asked.get("/big")
 
 
 def test_what_is_no_object_has_no_fields() -> None:
-    with serve({"/list": [1], "/text": "{", "/bad": (500, {}, b'{"x": 1}')}) as script, Client(script.url) as asked:
+    with (
+        serve({"/list": [1], "/text": "{", "/bad": (500, {}, b'{"x": 1}')}) as script,
+        PlainClient(script.url) as asked,
+    ):
         assert [asked.get(path).fields() for path in ("/list", "/text", "/bad")] == [{}, {}, {}]
 
 
 def test_an_unreachable_server_is_a_measurement_error() -> None:
     with serve({}) as script:
         url = script.url
-    with Client(url, timeout_s=2.0) as asked, pytest.raises(MeasurementError, match="cannot be reached"):
+    with PlainClient(url, timeout_s=2.0) as asked, pytest.raises(MeasurementError, match="cannot be reached"):
         asked.get("/")

@@ -13,7 +13,7 @@ import httpx
 
 from servewise.errors import MeasurementError
 
-__all__ = ["Answer", "Client"]
+__all__ = ["Answer", "PlainClient"]
 
 MAX_BYTES: Final = 8 << 20
 """Largest answer that is read [bytes]: a metrics page of a large server has some hundred KiB."""
@@ -48,7 +48,7 @@ class Answer:
         return document if isinstance(document, dict) else {}
 
 
-class Client:
+class PlainClient:
     """A connection to one server for everything but the measured requests.
 
     Parameters
