@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from servewise.calibrate.parameters import Parameter
 from servewise.calibrate.runs import MeasuredRun, workload_of
@@ -226,6 +225,8 @@ class Problem:
         return np.asarray(self._solution(start).x)
 
     def _solution(self, start: Array) -> Any:
+        from scipy.optimize import least_squares  # takes longer to import than most commands take
+
         measured, sigma = self.measured, self.sigma
         prior = np.array([p.prior for p in self.free]), np.array([p.prior_sd for p in self.free])
 
