@@ -18,12 +18,14 @@ from servewise.store.measurements import (
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
 from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
 from servewise.store.table import csv_text
+from servewise.store.workloads import WORKLOAD_SCHEMA, read_workload, write_workload
 
 __all__ = [
     "CALIBRATION_SCHEMA",
     "LOG_SCHEMA",
     "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
+    "WORKLOAD_SCHEMA",
     "PlanMeta",
     "WorkloadMeta",
     "calibration_from_json",
@@ -40,9 +42,11 @@ __all__ = [
     "read_calibration",
     "read_log",
     "read_measurement",
+    "read_workload",
     "write_calibration",
     "write_json",
     "write_log",
     "write_measurement",
     "write_text_atomic",
+    "write_workload",
 ]

@@ -87,9 +87,7 @@ def calibration_from_json(document: object, where: str = "the calibration") -> C
     """
     found = document.get("schema") if isinstance(document, dict) else None
     if found != CALIBRATION_SCHEMA:
-        raise InputError(
-            f"{where}: schema is {found!r}, this version reads {CALIBRATION_SCHEMA!r}; calibrate again"
-        )
+        raise InputError(f"{where}: schema is {found!r}, this version reads {CALIBRATION_SCHEMA!r}; calibrate again")
     try:
         parsed = _Document.model_validate(document)
     except ValidationError as error:

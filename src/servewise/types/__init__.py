@@ -82,6 +82,7 @@ from servewise.types.plan import (
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
 from servewise.types.provenance import Kind, Provenance
 from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
+from servewise.types.verification import Compared, LimitCheck, Standing, Verification, VerifyVerdict
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
@@ -109,6 +110,7 @@ __all__ = [
     "Caveat",
     "CaveatKind",
     "Chunks",
+    "Compared",
     "Comparison",
     "Cost",
     "CudagraphMode",
@@ -131,6 +133,7 @@ __all__ = [
     "Kind",
     "KvLink",
     "KvPrecision",
+    "LimitCheck",
     "LlamacppParams",
     "Load",
     "LoadPoint",
@@ -170,6 +173,7 @@ __all__ = [
     "SglangParams",
     "Speculation",
     "SpeculationMethod",
+    "Standing",
     "StepCorrection",
     "StepModel",
     "StepTable",
@@ -180,6 +184,8 @@ __all__ = [
     "TrtllmParams",
     "Trust",
     "Verdict",
+    "Verification",
+    "VerifyVerdict",
     "VllmParams",
     "WeightPrecision",
     "Workload",
