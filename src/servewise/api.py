@@ -18,6 +18,8 @@ from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, named_deployment, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
+from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
+from servewise.measure.spec import LoadSpec
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import calibrated_step_model
 from servewise.report import PlanReport, plan_html
@@ -44,24 +46,34 @@ from servewise.types import (
     GpuOffer,
     GpuSpec,
     Plan,
+    Promise,
     Provenance,
     RequestLog,
     Search,
+    Workload,
 )
 
 __all__ = [
+    "LoadSpec",
+    "MeasureResult",
     "PlanResult",
+    "SweepResult",
+    "Target",
     "calibrate",
     "calibration_document",
     "compare",
     "describe_traffic",
+    "find_max",
     "list_gpus",
     "list_models",
     "list_profiles",
     "load_service",
+    "measure",
+    "measure_loads",
     "named_deployment",
     "plan",
     "planned_deployment",
+    "replay",
     "resolve",
     "simulate",
     "traffic_statistics",
@@ -329,15 +341,33 @@ def traffic_statistics(
     InputError
         When it is neither, or the file cannot be read.
     """
+    return traffic.statistics(traffic.load(_traffic_source(name_or_path, format, columns, rate_rps)))
+
+
+def _traffic_source(
+    name_or_path: str, trace_format: str | None, columns: Mapping[str, str] | None, rate_rps: float | None
+) -> traffic.TrafficSource:
     if name_or_path in traffic.profile_names():
-        if format or columns:
+        if trace_format or columns:
             raise InputError(f"{name_or_path} is a built-in profile; --format and --columns are for trace files")
-        source = traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
-    elif Path(name_or_path).exists() or format or columns or "." in name_or_path or "/" in name_or_path:
-        source = traffic.TrafficSource(trace=Path(name_or_path), format=format, columns=columns, rate_rps=rate_rps)
-    else:
-        source = traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
-    return traffic.statistics(traffic.load(source))
+        return traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
+    if Path(name_or_path).exists() or trace_format or columns or "." in name_or_path or "/" in name_or_path:
+        return traffic.TrafficSource(trace=Path(name_or_path), format=trace_format, columns=columns, rate_rps=rate_rps)
+    return traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
+
+
+def replay(name_or_path: str) -> tuple[Workload, Promise | None]:
+    """Traffic to replay: of a service file, with its promise; or a trace file or a built-in profile, without.
+
+    Raises
+    ------
+    InputError
+        When it is none of them, or the file cannot be read.
+    """
+    if Path(name_or_path).suffix in (".yaml", ".yml"):
+        service = load_service(name_or_path)
+        return traffic.load(service.traffic), service.promise
+    return traffic.load(_traffic_source(name_or_path, None, None, None)), None
 
 
 def describe_traffic(statistics: traffic.TrafficStatistics) -> list[tuple[str, str]]:

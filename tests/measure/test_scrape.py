@@ -11,7 +11,7 @@ from tests.measure.server import serve
 from tests.store.measurements import measurement
 
 from servewise.measure.scrape import Scraper, compare_views
-from servewise.measure.scrape_child import read_page
+from servewise.net.metrics_page import read_page
 
 PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0"} 3.0
@@ -63,8 +63,7 @@ def test_the_page_is_sampled_before_and_after_without_the_client() -> None:
         return f"vllm:num_requests_running 1\nvllm:generation_tokens_total {next(asked)}\n"
 
     with serve({"/metrics": page}) as script, Scraper(script.url, "vllm", api_key="sk-1") as scraper:
-        while not script.asked:
-            time.sleep(0.01)
+        scraper.wait_for_first()
         found = scraper.stop(time.monotonic())
         assert script.asked[0][2]["authorization"] == "Bearer sk-1"
     assert found["output_tokens_total"][0] == 1.0

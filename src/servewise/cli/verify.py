@@ -48,9 +48,8 @@ def verify(
 ) -> None:
     """Send a plan's own traffic to the endpoint that serves it, and see whether the promise is kept.
 
-    PLAN.json is the file of a run folder of `servewise plan`; the traffic is in the same folder. The exit code is 0 when
-    the promise is kept, 3 when it is not, 4 when the measurement cannot be trusted or is too short to tell. A key for
-    the endpoint is taken from the environment variable SERVEWISE_API_KEY.
+    PLAN.json is the file of a run folder of `servewise plan`; the traffic is in the same folder. The exit code is 0
+    when the promise is kept, 3 when it is not, 4 when the measurement cannot be trusted or is too short to tell.
     """
     from servewise import api
     from servewise.cli.terminal import diagnose, progress, show, show_json

@@ -12,7 +12,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.measure.scrape_child import NAMES
+from servewise.net.metrics_page import NAMES
 from servewise.types import RequestDetails, RequestLog
 
 __all__ = ["Scraper", "ServerView", "compare_views"]
@@ -41,7 +41,7 @@ class Scraper:
 
     def __enter__(self) -> Self:
         if self._asked["engine"] in NAMES:
-            command = [sys.executable, "-m", "servewise.measure.scrape_child"]
+            command = [sys.executable, "-m", "servewise.net.metrics_page"]
             self._child = subprocess.Popen(  # noqa: S603 (a fixed command)
                 command,
                 stdin=subprocess.PIPE,
@@ -58,6 +58,11 @@ class Scraper:
             self._child.kill()
             self._child.communicate()
             self._child = None
+
+    def wait_for_first(self) -> None:
+        """Wait until the page was read once, so that the run's own requests are all in the difference."""
+        if self._child is not None and self._child.stdout is not None:
+            self._child.stdout.readline()
 
     def stop(self, start_s: float) -> dict[str, NDArray[np.float64]]:
         """End the sampling.
@@ -78,7 +83,7 @@ class Scraper:
             text, _ = self._child.communicate(timeout=PATIENCE_S)
         except (subprocess.TimeoutExpired, BrokenPipeError):
             return {}
-        samples = [json.loads(line) for line in text.splitlines()]
+        samples = [json.loads(line) for line in text.splitlines() if line]
         self._child = None
         names = sorted({name for sample in samples for name in sample} - {"at_s"})
         if not samples or not names:

@@ -3,6 +3,7 @@
 from servewise.report.calibration import calibration_terminal
 from servewise.report.comparison import comparison_json, comparison_terminal
 from servewise.report.escape import visible
+from servewise.report.measurement import measurement_terminal, sweep_document, sweep_terminal
 from servewise.report.page import plan_html
 from servewise.report.terminal import plan_terminal
 from servewise.report.view import PlanReport
@@ -13,8 +14,11 @@ __all__ = [
     "calibration_terminal",
     "comparison_json",
     "comparison_terminal",
+    "measurement_terminal",
     "plan_html",
     "plan_terminal",
     "shortfall",
+    "sweep_document",
+    "sweep_terminal",
     "visible",
 ]

@@ -17,6 +17,7 @@ from servewise.store.measurements import (
 )
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
 from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
+from servewise.store.sweeps import SWEEP_SCHEMA, SweepFolder
 from servewise.store.table import csv_text
 from servewise.store.workloads import WORKLOAD_SCHEMA, read_workload, write_workload
 
@@ -25,8 +26,10 @@ __all__ = [
     "LOG_SCHEMA",
     "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
+    "SWEEP_SCHEMA",
     "WORKLOAD_SCHEMA",
     "PlanMeta",
+    "SweepFolder",
     "WorkloadMeta",
     "calibration_from_json",
     "calibration_to_json",

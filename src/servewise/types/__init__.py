@@ -82,6 +82,7 @@ from servewise.types.plan import (
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
 from servewise.types.provenance import Kind, Provenance
 from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
+from servewise.types.sweep import Edge, Sweep, SweepPoint
 from servewise.types.verification import Compared, LimitCheck, Standing, Verification, VerifyVerdict
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
@@ -116,6 +117,7 @@ __all__ = [
     "CudagraphMode",
     "Deployment",
     "Disaggregation",
+    "Edge",
     "Effort",
     "Endpoint",
     "EngineName",
@@ -179,6 +181,8 @@ __all__ = [
     "StepTable",
     "StrategyResult",
     "Summary",
+    "Sweep",
+    "SweepPoint",
     "TgiParams",
     "Timeline",
     "TrtllmParams",

@@ -1,7 +1,8 @@
-"""The process that reads a server's metrics page beside a run, so that the client is not disturbed by it.
+"""A server's metrics page, read by a process of its own beside a run, so that the client is not disturbed.
 
 Started by :mod:`servewise.measure.scrape`, which writes one JSON line to its standard input and closes that when the
-run is over; then the samples are written to standard output, a JSON line each.
+run is over. An empty line on standard output says that the first sample is taken; all follow in the end, a JSON line
+each.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ def main() -> None:
         while not is_over:
             is_over = bool(select.select([sys.stdin], [], [], asked["interval_s"] if samples else 0.0)[0])
             samples.append(_sample(client, asked["engine"]))
+            if len(samples) == 1:
+                sys.stdout.write("\n")
+                sys.stdout.flush()
             if not samples[-1] and len(samples) == 1:
                 break  # the server has no such page
     sys.stdout.write("".join(f"{json.dumps(sample)}\n" for sample in samples if sample))

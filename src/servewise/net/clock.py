@@ -1,0 +1,90 @@
+"""One clock for a run: monotonic, with the kernel's receive time stamps brought onto it.
+
+The kernel stamps packets with the wall clock, which may be set while a run goes on. The distance between the two
+clocks is taken again and again: while it creeps, it is followed; when it jumps, stamps are not believed for a
+second, and a stamp that cannot be true is never believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic_ns, time_ns
+
+__all__ = ["STEP_NS", "Clock"]
+
+STEP_NS = 1_000_000
+"""A larger change of the distance between two looks is a step [ns]: NTP slews at most 0.5 ms in a second."""
+DISTRUST_NS = 1_000_000_000
+"""How long stamps are not believed after a step [ns]: packets stamped before it have been read by then."""
+EARLY_NS = 200_000
+"""How far a stamp may lie outside of what is possible [ns]: the distance is known no better than that."""
+READS = 4
+"""Times that the clocks are read when the first reading says step: the process may have been put aside in between."""
+
+
+class Clock:
+    """Monotonic time [ns], and wall clock stamps on it.
+
+    Parameters
+    ----------
+    monotonic, wall : callable returning int [ns]
+    """
+
+    __slots__ = ("_distrust_until_ns", "_monotonic", "_offset_ns", "_wall", "steps")
+
+    def __init__(self, monotonic: Callable[[], int] = monotonic_ns, wall: Callable[[], int] = time_ns) -> None:
+        self._monotonic = monotonic
+        self._wall = wall
+        self._offset_ns = self._distance()[0]
+        self._distrust_until_ns = 0
+        self.steps = 0
+        """Steps of the wall clock seen so far."""
+
+    def sync(self) -> int:
+        """Look at both clocks and return the monotonic one [ns]."""
+        now = self._monotonic()
+        offset = self._wall() - now
+        if -STEP_NS < offset - self._offset_ns < STEP_NS:
+            self._offset_ns = offset
+            return now
+        offset, now = self._distance()
+        if not -STEP_NS < offset - self._offset_ns < STEP_NS:
+            self.steps += 1
+            self._distrust_until_ns = now + DISTRUST_NS
+        self._offset_ns = offset
+        return now
+
+    def _distance(self) -> tuple[int, int]:
+        """Wall minus monotonic clock by the quickest of some readings, and the monotonic clock at the last [ns]."""
+        best, width = 0, -1
+        for _ in range(READS):
+            before = self._monotonic()
+            wall = self._wall()
+            now = self._monotonic()
+            if width < 0 or now - before < width:
+                best, width = wall - (before + now) // 2, now - before
+        return best, now
+
+    def received(self, stamp_ns: int, earliest_ns: int, now_ns: int) -> int:
+        """Bring a kernel stamp onto the monotonic clock.
+
+        Parameters
+        ----------
+        stamp_ns : int [ns]
+            Of the wall clock.
+        earliest_ns, now_ns : int [ns]
+            Between which the packet came, by the monotonic clock.
+
+        Returns
+        -------
+        int [ns]
+            Within ``[earliest_ns, now_ns]``; -1 when the stamp cannot be believed.
+        """
+        if now_ns < self._distrust_until_ns:
+            return -1
+        at = stamp_ns - self._offset_ns
+        if at > now_ns:
+            return now_ns if at - now_ns < EARLY_NS else -1
+        if at < earliest_ns:
+            return earliest_ns if earliest_ns - at < EARLY_NS else -1
+        return at
