@@ -17,6 +17,7 @@ import numpy as np
 
 from servewise.errors import MeasurementError
 from servewise.measure.answer import Answer, api_path, error_message
+from servewise.measure.progress import Seen
 from servewise.measure.record import Outcome, Record
 from servewise.measure.schedule import NEVER_NS, Schedule
 from servewise.measure.sketch import Sketch
@@ -24,7 +25,7 @@ from servewise.measure.trust import ClientFacts
 from servewise.net import MAX_EVENTS, Client, Clock, Exchange, parse_server, request_head
 from servewise.types import Endpoint, Load, Prompts, RequestStatus
 
-__all__ = ["LoadLoop", "Progress"]
+__all__ = ["Ended", "LoadLoop"]
 
 CONNECT_S = 5.0
 """For the connections that a closed loop opens before it starts."""
@@ -45,26 +46,21 @@ ERROR_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far a run is. Percentiles are of the answers that have ended; NaN when there are none.
+class Ended:
+    """What a loop hands over.
 
     Parameters
     ----------
-    elapsed_s : float [s]
-    num_requests, done, in_flight, failed : int
-        Requests of the load; those that have ended, failed ones included; those sent and not ended.
-    ttft_p50_s, ttft_p99_s, itl_p50_s, itl_p99_s : float [s]
+    record : Record
+    client : ClientFacts
+    start_ns : int [ns]
+    interrupted : bool
     """
 
-    elapsed_s: float
-    num_requests: int
-    done: int
-    in_flight: int
-    failed: int
-    ttft_p50_s: float
-    ttft_p99_s: float
-    itl_p50_s: float
-    itl_p99_s: float
+    record: Record
+    client: ClientFacts
+    start_ns: int
+    interrupted: bool
 
 
 class _Request(Exchange):
@@ -136,7 +132,7 @@ class LoadLoop:
         Checked.
     prompts : Prompts
     api_key : str or None
-    progress : callable taking a Progress
+    report : callable taking a Seen
         About once a second, on the sending thread: must be quick.
     stop : callable returning bool
         Asked every 5 ms.
@@ -149,13 +145,13 @@ class LoadLoop:
         prompts: Prompts,
         *,
         api_key: str | None,
-        progress: Callable[[Progress], None],
+        report: Callable[[Seen], None],
         stop: Callable[[], bool],
     ) -> None:
         self._endpoint = endpoint
         self._load = load
         self._prompts = prompts
-        self._progress = progress
+        self._report = report
         self._stop = stop
         server = parse_server(endpoint.base_url)
         headers = {
@@ -183,8 +179,8 @@ class LoadLoop:
         self._was_sent = bytearray(load.num_requests)
         self._failed = 0
         self._ttft, self._itl, self._lag = Sketch(), Sketch(), Sketch()
-        self.record = Record()
-        self.interrupted = False
+        self._record = Record()
+        self._interrupted = False
 
     def open(self) -> None:
         """Do what can be done before the start: connections, bodies."""
@@ -193,21 +189,22 @@ class LoadLoop:
         while self._prepare() and monotonic_ns() < until:
             pass
 
-    def run(self, start_ns: int) -> ClientFacts:
-        """Run the load from a given instant on, to its end, or until it is stopped."""
-        self._start_ns = start_ns
+    def run(self, start_ns: int = 0) -> Ended:
+        """Run the load to its end, or until it is stopped, from a given instant on: from now when there is none."""
         try:
             with _undisturbed():
+                self._start_ns = start_ns or monotonic_ns()
                 self._run()
         finally:
             self._client.close()
-        return ClientFacts(
+        client = ClientFacts(
             lag=self._lag,
             num_reads=self._client.num_reads,
             num_stamped=self._client.num_stamped,
             can_stamp=self._client.can_stamp,
             clock_steps=self._clock.steps,
         )
+        return Ended(record=self._record, client=client, start_ns=self._start_ns, interrupted=self._interrupted)
 
     def _run(self) -> None:
         tick_ns = self._start_ns
@@ -233,11 +230,11 @@ class LoadLoop:
                 decoded_ns = now
             if is_drained and now >= tick_ns:
                 tick_ns = self._tick(tick_ns, now)
-                if self.interrupted:
+                if self._interrupted:
                     return
                 if now >= progress_ns:
                     progress_ns = now + PROGRESS_NS
-                    self._report(now)
+                    self._report(self._seen(now))
 
     def _send_due(self, now: int) -> bool:
         """Send what is due; returns whether something was sent."""
@@ -296,7 +293,7 @@ class LoadLoop:
 
     def _interrupt(self, now: int) -> None:
         """Stop: what is in flight is given up, and kept as far as it came."""
-        self.interrupted = True
+        self._interrupted = True
         while self.undecoded:
             self._decode(len(self.undecoded))
         for request in self._in_flight.values():
@@ -338,7 +335,7 @@ class LoadLoop:
             stamps = np.frombuffer(times, dtype=np.int64)
             self._itl.add_all(stamps[1:] - stamps[:-1])
         self._failed += status in (RequestStatus.FAILED, RequestStatus.REJECTED)
-        self.record.add(
+        self._record.add(
             Outcome(
                 request=index,
                 intended_ns=request.intended_ns,
@@ -359,19 +356,14 @@ class LoadLoop:
             )
         )
 
-    def _report(self, now: int) -> None:
-        self._progress(
-            Progress(
-                elapsed_s=(now - self._start_ns) / 1e9,
-                num_requests=self._load.num_requests,
-                done=len(self.record),
-                in_flight=len(self._in_flight),
-                failed=self._failed,
-                ttft_p50_s=self._ttft.percentile_s(50.0),
-                ttft_p99_s=self._ttft.percentile_s(99.0),
-                itl_p50_s=self._itl.percentile_s(50.0),
-                itl_p99_s=self._itl.percentile_s(99.0),
-            )
+    def _seen(self, now: int) -> Seen:
+        return Seen(
+            elapsed_s=(now - self._start_ns) / 1e9,
+            done=len(self._record),
+            in_flight=len(self._in_flight),
+            failed=self._failed,
+            ttft=self._ttft,
+            itl=self._itl,
         )
 
 

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic_ns
 from types import FrameType
 
 from servewise.errors import InputError
-from servewise.measure.loop import LoadLoop, Progress
-from servewise.measure.record import Record
+from servewise.measure.loop import LoadLoop
+from servewise.measure.progress import Progress, Seen, progress_of
 from servewise.measure.schedule import check_load
-from servewise.measure.trust import ClientFacts, judge
+from servewise.measure.trust import judge
 from servewise.net import raise_file_limit
 from servewise.types import Chunks, Endpoint, Load, Prompts, RequestDetails, RequestLog, Trust
 
@@ -82,30 +81,37 @@ def run_load(
     InputError
         When the URL or the load is wrong.
     MeasurementError
-        When the host is not known. A server that refuses or breaks is no exception: its requests have failed.
+        When the host is not known, or a worker cannot start. A server that refuses or breaks is no exception: its
+        requests have failed.
     """
     check_load(load)
-    if not 1 <= workers <= load.num_requests:
-        raise InputError(f"workers is {workers}; it must be between 1 and the number of requests, {load.num_requests}")
+    most = min(load.num_requests, load.concurrency or load.num_requests)
+    if not 1 <= workers <= most:
+        raise InputError(f"workers is {workers}; it must be 1 to {most}: each needs a request and a place of its own")
     raise_file_limit()
     with _stopped_by_ctrl_c() as was_pressed:
 
         def asked() -> bool:
             return was_pressed() or (stop is not None and stop())
 
-        loop = LoadLoop(endpoint, load, prompts, api_key=api_key, progress=progress or _no_progress, stop=asked)
-        loop.open()
-        start_ns = monotonic_ns()
-        client = loop.run(start_ns)
-    return _run(endpoint, load, loop.record, client, start_ns, interrupted=loop.interrupted)
+        if workers > 1:
+            from servewise.measure.workers import run_in_workers  # one loop needs no multiprocessing
 
+            ended = run_in_workers(
+                endpoint, load, prompts, api_key=api_key, workers=workers, progress=progress or _no_progress, stop=asked
+            )
+        else:
 
-def _run(
-    endpoint: Endpoint, load: Load, record: Record, client: ClientFacts, start_ns: int, *, interrupted: bool
-) -> Run:
-    log, details, chunks = record.tables(start_ns, streamed=endpoint.stream)
-    trust = judge(client, load, log, details, chunks, streamed=endpoint.stream, interrupted=interrupted)
-    return Run(log=log, details=details, chunks=chunks, trust=trust, interrupted=interrupted)
+            def report(seen: Seen) -> None:
+                if progress is not None:
+                    progress(progress_of([seen], load.num_requests))
+
+            loop = LoadLoop(endpoint, load, prompts, api_key=api_key, report=report, stop=asked)
+            loop.open()
+            ended = loop.run()
+    log, details, chunks = ended.record.tables(ended.start_ns, streamed=endpoint.stream)
+    trust = judge(ended.client, load, log, details, chunks, streamed=endpoint.stream, interrupted=ended.interrupted)
+    return Run(log=log, details=details, chunks=chunks, trust=trust, interrupted=ended.interrupted)
 
 
 def _no_progress(_: Progress) -> None:

@@ -161,7 +161,7 @@ def _sending(
                 )
         return
     facts["requested_concurrency"] = float(load.concurrency)
-    if span_s <= 0.0:
+    if log.num_requests <= load.concurrency:  # nothing was there to fill a place again
         return
     # Until the last request was sent: afterwards nothing is there to fill the places.
     last_s = float(log.sent_s.max())
