@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from servewise.config import Service, load_service, named_deployment, read_price
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
 from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
+from servewise.measure.loop import Progress
 from servewise.measure.spec import LoadSpec
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import calibrated_step_model
-from servewise.report import PlanReport, plan_html
+from servewise.report import PlanReport, plan_html, verification_json
 from servewise.sim import run
 from servewise.store import (
     PlanMeta,
@@ -34,8 +36,11 @@ from servewise.store import (
     plan_to_json,
     read_calibration,
     read_measurement,
+    read_workload,
     write_calibration,
+    write_measurement,
     write_text_atomic,
+    write_workload,
 )
 from servewise.types import (
     DESCRIBED,
@@ -50,8 +55,11 @@ from servewise.types import (
     Provenance,
     RequestLog,
     Search,
+    Verification,
     Workload,
 )
+from servewise.verify import endpoint_warnings
+from servewise.verify import verify as verify_run
 
 __all__ = [
     "LoadSpec",
@@ -59,6 +67,7 @@ __all__ = [
     "PlanResult",
     "SweepResult",
     "Target",
+    "VerifyResult",
     "calibrate",
     "calibration_document",
     "compare",
@@ -77,8 +86,13 @@ __all__ = [
     "resolve",
     "simulate",
     "traffic_statistics",
+    "verify",
 ]
 
+DEFAULT_VERIFY_S = 300.0
+"""How long a plan's traffic is sent to verify it, unless something is said [s]."""
+WORKLOAD_FILE = "workload.json"
+"""The plan's traffic, beside plan.json."""
 CDF_POINTS = 400
 """Points of the latency distributions in a report."""
 
@@ -150,6 +164,7 @@ def plan(
         run_dir = new_run_dir(out_dir, service.name)
         write_text_atomic(run_dir / "plan.json", text)
         write_text_atomic(run_dir / "plan.html", page)
+        write_workload(run_dir / WORKLOAD_FILE, asked.workload)
     if not found.complete:
         raise KeyboardInterrupt("" if run_dir is None else f"what was found until then is in {run_dir}")
     return PlanResult(plan=found, service=service, run_dir=run_dir, report=report, json_text=text)
@@ -312,6 +327,96 @@ def calibrate(
 def calibration_document(calibration: Calibration) -> Mapping[str, Any]:
     """A calibration as the JSON document that its file holds."""
     return calibration_to_json(calibration)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """A verification with where it is kept."""
+
+    verification: Verification
+    run_dir: Path | None
+
+
+def verify(
+    plan_path: Path,
+    target: Target,
+    *,
+    duration_s: float | None = None,
+    num_requests: int | None = None,
+    replicas: int | None = None,
+    out_dir: Path | None = None,
+    seed: int | None = None,
+    progress: Callable[[str, Progress], None] | None = None,
+) -> VerifyResult:
+    """Send a plan's own traffic to the endpoint that serves it, and hold what comes back against the plan.
+
+    Parameters
+    ----------
+    plan_path : Path
+        plan.json, with the plan's traffic in the same folder.
+    target : Target
+    duration_s, num_requests : float, int, optional
+        Send the start of the traffic only; 300 s by default.
+    replicas : int, optional
+        Replicas behind the endpoint, which get their share of the traffic; all of the plan's by default.
+    out_dir : Path, optional
+        Where to make a new run folder; nothing is written without it.
+    seed : int, optional
+        Of the prompts' words; a new one each time by default, which the server has not cached.
+    progress : callable, optional
+        As of :func:`measure`.
+
+    Raises
+    ------
+    InputError
+        When the plan or its traffic cannot be read, or has no winner.
+    MeasurementError
+        When nothing that serves a language model answers, or nothing counts.
+    """
+    if out_dir is not None:
+        check_run_parent(out_dir)
+    found, meta = _read_plan(plan_path)
+    if found.winner is None:
+        raise InputError(f"{plan_path}: the plan has no winner, so there is nothing to verify")
+    winner = found.candidates[found.winner]
+    share = 1.0 if replicas is None else replicas / winner.deployment.num_replicas
+    if share > 1.0:
+        raise InputError(f"the plan has {winner.deployment.num_replicas} replicas, not {replicas}")
+    load, warnings = _planned_load(
+        read_workload(plan_path.with_name(WORKLOAD_FILE)),
+        share,
+        DEFAULT_VERIFY_S if duration_s is None and num_requests is None else duration_s,
+        num_requests,
+    )
+    with target.open() as session:
+        discovery = session.discovery
+        warnings += endpoint_warnings(winner.deployment, discovery.endpoint, discovery.max_context_tokens)
+        words = f"the plan's traffic to {discovery.endpoint.base_url}"
+        told = None if progress is None else lambda how_far: progress(words, how_far)
+        chosen = secrets.randbits(32) if seed is None else seed
+        measured = session.run(load, name=f"{meta.name} verified", seed=chosen, progress=told)
+    verification = verify_run(meta.name, winner, meta.promise, measured, warnings)
+    run_dir = None
+    if out_dir is not None:
+        run_dir = new_run_dir(out_dir, f"{meta.name}-verified")
+        write_measurement(run_dir, measured, summary=verification.summary, promise=meta.promise)
+        write_text_atomic(run_dir / "verification.json", json.dumps(verification_json(verification), indent=1) + "\n")
+    return VerifyResult(verification=verification, run_dir=run_dir)
+
+
+def _planned_load(
+    workload: Workload, share: float, duration_s: float | None, num_requests: int | None
+) -> tuple[LoadSpec, tuple[str, ...]]:
+    """The load of a verification, and what to know of it."""
+    rate_rps = None
+    notes = []
+    if share < 1.0:
+        rate_rps = share * workload.num_requests / max(workload.span_s, 1e-9)
+        notes.append(f"the endpoint got {share:.3g} of the plan's traffic, as its share of the replicas")
+    spec = LoadSpec(workload=workload, rate_rps=rate_rps, duration_s=duration_s, num_requests=num_requests)
+    if duration_s is not None and duration_s < workload.span_s:
+        notes.append(f"the first {duration_s:,.0f} s of the plan's {workload.span_s:,.0f} s of traffic were sent")
+    return spec, tuple(notes)
 
 
 def _read_plan(path: Path) -> tuple[Plan, PlanMeta]:

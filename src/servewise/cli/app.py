@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "catalog": ("servewise.cli.catalog", "catalog"),
     "compare": ("servewise.cli.compare", "compare"),
     "plan": ("servewise.cli.plan", "plan"),
+    "verify": ("servewise.cli.verify", "verify"),
     "traffic": ("servewise.cli.traffic", "traffic"),
 }
 

@@ -24,6 +24,7 @@ __all__ = ["verify"]
     help="Replicas behind URL; they get their share of the traffic.  [default: all of the plan's]",
 )
 @click.option("--model", help="Model as the server names it, when it has several.")
+@click.option("--key-env", metavar="VARIABLE", help="Environment variable that holds the endpoint's key.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -42,6 +43,7 @@ def verify(
     num_requests: int | None,
     replicas: int | None,
     model: str | None,
+    key_env: str | None,
     out: Path,
     yes: bool,
     as_json: bool,
@@ -52,19 +54,19 @@ def verify(
     when the promise is kept, 3 when it is not, 4 when the measurement cannot be trusted or is too short to tell.
     """
     from servewise import api
-    from servewise.cli.terminal import diagnose, progress, show, show_json
+    from servewise.cli.measure import confirm
+    from servewise.cli.terminal import diagnose, live, show, show_json
     from servewise.report import verification_json, verification_terminal
 
-    if not yes and not api.is_local(url):
-        click.confirm(f"{url} is not this machine. Send the plan's load to it?", abort=True, err=True)
-    with progress() as report_progress:
+    target = api.Target(url=url, model=model, key_env=key_env)
+    confirm(target, yes=yes)
+    with live() as report_progress:
         result = api.verify(
             plan_path,
-            url,
+            target,
             duration_s=duration_s,
             num_requests=num_requests,
             replicas=replicas,
-            model=model,
             out_dir=out,
             progress=report_progress,
         )

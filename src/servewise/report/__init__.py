@@ -6,6 +6,7 @@ from servewise.report.escape import visible
 from servewise.report.measurement import measurement_terminal, sweep_document, sweep_terminal
 from servewise.report.page import plan_html
 from servewise.report.terminal import plan_terminal
+from servewise.report.verification import verification_json, verification_terminal
 from servewise.report.view import PlanReport
 from servewise.report.words import shortfall
 
@@ -20,5 +21,7 @@ __all__ = [
     "shortfall",
     "sweep_document",
     "sweep_terminal",
+    "verification_json",
+    "verification_terminal",
     "visible",
 ]
