@@ -7,8 +7,9 @@ from tests.measure.server import serve
 
 from servewise.errors import InputError, MeasurementError
 from servewise.net import plain
-from servewise.net.address import api_key, base_url, is_local, path_of
+from servewise.net.address import api_key, base_url, path_of
 from servewise.net.plain import PlainClient
+from servewise.net.server import is_local, parse_server
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_the_api_of_a_pasted_address() -> None:
     ],
 )
 def test_only_this_machine_is_local(url: str, local: bool) -> None:
-    assert is_local(url) is local
+    assert is_local(parse_server(url)) is local
 
 
 def test_keys_come_from_the_environment_and_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

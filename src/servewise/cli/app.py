@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "calibrate": ("servewise.cli.calibrate", "calibrate"),
     "catalog": ("servewise.cli.catalog", "catalog"),
     "compare": ("servewise.cli.compare", "compare"),
+    "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
     "verify": ("servewise.cli.verify", "verify"),
     "traffic": ("servewise.cli.traffic", "traffic"),

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +17,14 @@ import click
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["diagnose", "progress", "show", "show_json", "show_rows"]
+    from servewise.measure import Progress
+
+__all__ = ["diagnose", "live", "progress", "show", "show_json", "show_rows"]
 
 PLAIN_COLUMNS: Final = 100
 MIN_COLUMNS: Final = 80
 MAX_NAME_COLUMNS: Final = 44
+LIVE_S: Final = 0.5
 _FIGURE: Final = re.compile(r"[0-9][0-9,.]*(e[+-]?[0-9]+)?")
 
 
@@ -124,3 +128,55 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(tasks[stage], completed=done, total=total or None)
 
         yield report
+
+
+@contextlib.contextmanager
+def live() -> Iterator[Callable[[str, Progress], None]]:
+    """Show how far a measurement is on stderr while the block runs; nothing when stderr is not a terminal.
+
+    The line is written by a thread of its own: a terminal that does not take it must not hold up the sender.
+
+    Yields
+    ------
+    callable
+        ``(load in words, Progress)``; quick.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _words, _how_far: None
+        return
+    latest: list[str] = []
+    is_over = threading.Event()
+
+    def write() -> None:
+        while not is_over.wait(LIVE_S):
+            if latest:
+                columns = shutil.get_terminal_size().columns
+                click.echo(f"\r\x1b[K{latest[-1][: columns - 1]}", nl=False, err=True)
+        click.echo("\r\x1b[K", nl=False, err=True)
+
+    def report(words: str, how_far: Progress) -> None:
+        latest[:] = [_progress_words(words, how_far)]
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield report
+    finally:
+        is_over.set()
+        writer.join(timeout=LIVE_S)
+
+
+def _progress_words(words: str, how_far: Progress) -> str:
+    from servewise.units import format_duration
+
+    latencies = "; ".join(
+        f"{name} p50 {format_duration(p50)} p99 {format_duration(p99)}"
+        for name, p50, p99 in (
+            ("TTFT", how_far.ttft_p50_s, how_far.ttft_p99_s),
+            ("ITL", how_far.itl_p50_s, how_far.itl_p99_s),
+        )
+    )
+    return (
+        f"{words}: {how_far.elapsed_s:.0f} s, {how_far.done:,} done, {how_far.in_flight:,} in flight,"
+        f" {how_far.failed:,} failed; {latencies}"
+    )

@@ -7,18 +7,20 @@ from typing import Any, Final
 
 from servewise.types import Api, Endpoint
 
-__all__ = ["API_PATHS", "FORCED", "Message", "input_tokens_of", "is_chat", "path", "request_document"]
+__all__ = ["API_OF_PATH", "FORCED", "Message", "input_tokens_of", "is_chat", "request_document"]
 
 Message = Mapping[str, str]
 """``role`` and ``content``."""
 
-API_PATHS: Final[Mapping[Api, str]] = {
-    "openai-chat": "/v1/chat/completions",
-    "openai-completions": "/v1/completions",
-    "ollama-chat": "/api/chat",
-    "ollama-generate": "/api/generate",
-    "tgi-generate": "/generate",
+API_OF_PATH: Final[Mapping[str, Api]] = {
+    "/v1/chat/completions": "openai-chat",
+    "/v1/completions": "openai-completions",
+    "/api/chat": "ollama-chat",
+    "/api/generate": "ollama-generate",
+    "/generate": "tgi-generate",
+    "/generate_stream": "tgi-generate",
 }
+"""The API that a pasted address names."""
 
 FORCED: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm": ("ignore_eos", "min_tokens"),
@@ -36,12 +38,6 @@ Ollama and TGI take nothing of the kind, OpenAI refuses what it does not know.
 def is_chat(api: Api) -> bool:
     """Whether prompts are messages, which the server puts into its chat template."""
     return api in ("openai-chat", "ollama-chat")
-
-
-def path(endpoint: Endpoint) -> str:
-    """Where requests are sent to."""
-    streams = endpoint.api == "tgi-generate" and endpoint.stream
-    return f"{API_PATHS[endpoint.api]}{'_stream' if streams else ''}"
 
 
 def request_document(

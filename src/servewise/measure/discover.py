@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from servewise.errors import InputError, MeasurementError
-from servewise.measure.apis import API_PATHS, path, request_document
+from servewise.measure.answer import api_path
+from servewise.measure.apis import request_document
 from servewise.net.plain import Answer, PlainClient
 from servewise.types import Api, Endpoint
 
@@ -98,7 +99,7 @@ def discover(
         answer = _ask_one_token(client, tried)
         if answer.status == 200:
             return Discovery(endpoint=tried, max_context_tokens=engine.max_context_tokens)
-        refused = f"{path(replace(tried, stream=False))} answers {answer.status}: {_message(answer)}"
+        refused = f"{api_path(replace(tried, stream=False))} answers {answer.status}: {_message(answer)}"
     raise MeasurementError(f"{base_url} does not generate: {refused}; check the model's name and --api")
 
 
@@ -111,8 +112,9 @@ def _apis(engine: str) -> tuple[Api, ...]:
 
 
 def _ask_one_token(client: PlainClient, endpoint: Endpoint) -> Answer:
-    asked = request_document(replace(endpoint, stream=False), [{"role": "user", "content": "Hello"}], 1, force=True)
-    return client.post(API_PATHS[endpoint.api], asked, timeout_s=ONE_TOKEN_TIMEOUT_S)
+    whole = replace(endpoint, stream=False)
+    asked = request_document(whole, [{"role": "user", "content": "Hello"}], 1, force=True)
+    return client.post(api_path(whole), asked, timeout_s=ONE_TOKEN_TIMEOUT_S)
 
 
 def _message(answer: Answer) -> str:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from servewise.errors import InputError
-from servewise.measure.apis import API_PATHS
+from servewise.measure.apis import API_OF_PATH
 from servewise.measure.loop import Progress
 from servewise.measure.session import Session
 from servewise.measure.spec import LoadSpec
 from servewise.measure.sweep import is_judged, search_edge
 from servewise.metrics import counted_log, summarize
-from servewise.net.address import api_key, base_url, is_encrypted, is_local, path_of
+from servewise.net.address import api_key, base_url, path_of
+from servewise.net.server import is_local, parse_server
 from servewise.store import SweepFolder, check_run_parent, new_run_dir, write_measurement
 from servewise.types import Api, Edge, Measurement, Promise, Summary, Sweep, SweepPoint
 
@@ -72,21 +73,19 @@ class Target:
     @property
     def is_local(self) -> bool:
         """Whether it is this machine."""
-        return is_local(self.base_url)
+        return is_local(parse_server(self.base_url))
 
     @property
     def shows_key(self) -> bool:
         """Whether a key would be sent where others can read it."""
-        return self.key_env is not None and not self.is_local and not is_encrypted(self.base_url)
+        return self.key_env is not None and not self.is_local and self.base_url.startswith("http:")
 
     def open(self) -> Session:
         """Find out what answers there."""
-        pasted = path_of(self.url)
-        named = next((api for api, path in API_PATHS.items() if path == pasted.removesuffix("_stream")), None)
         return Session(
             self.base_url,
             model=self.model,
-            api=self.api or named,
+            api=self.api or API_OF_PATH.get(path_of(self.url)),
             api_key=api_key(self.key_env),
             stream=self.stream,
             workers=self.workers,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from servewise.errors import MeasurementError
-from servewise.measure.apis import API_PATHS, Message, input_tokens_of, is_chat, request_document
+from servewise.measure.answer import api_path
+from servewise.measure.apis import Message, input_tokens_of, is_chat, request_document
 from servewise.measure.words import WORDS
 from servewise.net.plain import PlainClient
 from servewise.types import Endpoint
@@ -215,8 +216,9 @@ def _by_usage(client: PlainClient, endpoint: Endpoint) -> Wording:
 
 def _usage(client: PlainClient, endpoint: Endpoint, messages: Sequence[Message]) -> int:
     """Prompt tokens that the server counts in a request; 0 when it does not say."""
-    document = request_document(replace(endpoint, stream=False), messages, 1, force=True)
-    answer = client.post(API_PATHS[endpoint.api], document, timeout_s=PROBE_TIMEOUT_S)
+    whole = replace(endpoint, stream=False)
+    document = request_document(whole, messages, 1, force=True)
+    answer = client.post(api_path(whole), document, timeout_s=PROBE_TIMEOUT_S)
     if answer.status != 200:
         raise MeasurementError(
             f"{endpoint.base_url} refuses a short request ({answer.status}), so prompts cannot be made to length"

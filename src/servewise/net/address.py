@@ -1,16 +1,15 @@
-"""Addresses of endpoints: what may stand in one, which are local, and where their key comes from."""
+"""Addresses as people paste them, and where the key of an endpoint comes from."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from typing import Final
-from urllib.parse import urlsplit
 
 from servewise.errors import InputError
+from servewise.net.server import parse_server
 
-__all__ = ["api_key", "base_url", "is_encrypted", "is_local", "path_of"]
+__all__ = ["api_key", "base_url", "path_of"]
 
 API_PATHS: Final = (
     "/v1/chat/completions",
@@ -34,50 +33,18 @@ def base_url(url: str) -> str:
     Raises
     ------
     InputError
-        When the address has another scheme than http and https, no host, a user name or password, a query or a
-        fragment, or characters that no address holds.
+        When it is no address of a server; see :func:`servewise.net.server.parse_server`.
     """
-    address = url if "://" in url else f"http://{url}"
-    if re.search(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]", address):
-        raise InputError(f"{url!r} holds a character that no address does; give one such as http://localhost:8000")
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise InputError(f"{url!r} is no address ({error}); give one such as http://localhost:8000") from error
-    if parts.username is not None or parts.password is not None:
-        raise InputError(
-            "the address holds a user name or a password, which would end up in logs; remove them, put the key into an"
-            " environment variable and name that with --key-env"
-        )
-    if parts.scheme not in ("http", "https") or not host:
-        raise InputError(f"{url!r} is no http or https address; give one such as http://localhost:8000")
-    if parts.query or parts.fragment:
-        raise InputError(f"{url!r} holds a query or a fragment, which no API here needs; give the address before it")
-    path = parts.path.rstrip("/")
-    api = next((known for known in API_PATHS if path.endswith(known)), "")
-    shown = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{shown}{'' if port is None else f':{port}'}{path.removesuffix(api)}"
+    if re.search(r"[\x00-\x20\x7f\\]", url):
+        raise InputError(f"{url!r} holds a character that no URL does; write it like http://localhost:8000")
+    address = (url if "://" in url else f"http://{url}").rstrip("/")
+    server = parse_server(address.removesuffix(path_of(address)))
+    return f"{'https' if server.tls else 'http'}://{server.host_header}{server.path}"
 
 
 def path_of(url: str) -> str:
     """The API's own part of an address, e.g. ``/v1/completions``; empty when there is none."""
-    path = urlsplit(url if "://" in url else f"http://{url}").path.rstrip("/")
-    return next((known for known in API_PATHS if path.endswith(known)), "")
-
-
-def is_local(url: str) -> bool:
-    """Whether the host is this machine: ``localhost`` or a loopback address."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def is_encrypted(url: str) -> bool:
-    """Whether what is sent is encrypted on its way."""
-    return urlsplit(url).scheme == "https"
+    return next((known for known in API_PATHS if url.rstrip("/").endswith(known)), "")
 
 
 def api_key(variable: str | None) -> str | None:
