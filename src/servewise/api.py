@@ -19,8 +19,8 @@ from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, named_deployment, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
+from servewise.measure import Progress
 from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
-from servewise.measure.loop import Progress
 from servewise.measure.spec import LoadSpec
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import calibrated_step_model

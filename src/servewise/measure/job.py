@@ -14,7 +14,7 @@ import numpy as np
 
 from servewise.errors import InputError
 from servewise.measure.apis import API_OF_PATH
-from servewise.measure.loop import Progress
+from servewise.measure.progress import Progress
 from servewise.measure.session import Session
 from servewise.measure.spec import LoadSpec
 from servewise.measure.sweep import is_judged, search_edge

@@ -15,7 +15,7 @@ import numpy as np
 from servewise.errors import InputError
 from servewise.measure.apis import FORCED
 from servewise.measure.discover import Discovery, discover
-from servewise.measure.loop import Progress
+from servewise.measure.progress import Progress
 from servewise.measure.prompts import WorkloadPrompts
 from servewise.measure.runner import Run, run_load
 from servewise.measure.scrape import Scraper, compare_views
