@@ -114,9 +114,9 @@ def settings_of(engine: str) -> tuple[list[str], dict[str, str]]:
 
 
 def measured(
-    server: EngineServer, points: Sequence[Point], num_rounds: int
-) -> tuple[dict[Point, list[MeasuredRun]], str]:
-    """Runs of every point, all of them in each round; and the version of the engine.
+    server: EngineServer, points: Sequence[Point], num_rounds: int, out: Path | None
+) -> dict[Point, list[MeasuredRun]]:
+    """Runs of every point, all of them in each round; kept in folders of ``out``.
 
     Raises
     ------
