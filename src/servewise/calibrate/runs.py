@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -71,7 +72,7 @@ def measured_run(measurement: Measurement) -> MeasuredRun:
     concurrency = measurement.trust.facts.get("requested_concurrency")
     return MeasuredRun(
         name=measurement.name,
-        load=measurement.load_words,
+        load=re.sub(r", seed \d+$", "", measurement.load_words),
         log=measurement.log,
         concurrency=None if concurrency is None else round(concurrency),
         engine=measurement.endpoint.engine,
