@@ -21,6 +21,7 @@ from servewise.perf import memory, step_model
 from servewise.perf.calibrated import corrected
 from servewise.sim import simulate, simulate_closed_loop, to_log
 from servewise.store import new_run_dir, read_calibration, write_measurement
+from servewise.traffic import UniformLength
 from servewise.types import (
     UNCORRECTED,
     Chunks,
@@ -200,7 +201,12 @@ def test_a_plan_without_its_traffic_cannot_be_verified(run: Command, planned: Pa
 def measured_sweep(played: Played, folder: Path, concurrencies: tuple[int, ...] = (1, 8, 32)) -> list[Path]:
     runs = []
     for concurrency in concurrencies:
-        spec = LoadSpec(concurrency=concurrency, num_requests=max(60, 2 * concurrency))
+        spec = LoadSpec(
+            concurrency=concurrency,
+            num_requests=max(60, 2 * concurrency),
+            input_tokens=UniformLength(low=100, high=4000),
+            output_tokens=UniformLength(low=20, high=300),
+        )
         found = played.run(spec, name=f"c{concurrency}", seed=concurrency)
         runs.append(new_run_dir(folder, found.name))
         write_measurement(runs[-1], found)
