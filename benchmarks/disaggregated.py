@@ -46,7 +46,17 @@ from servewise.types import (
     Workload,
 )
 
-__all__ = ["Prediction", "Run", "disaggregated_section", "evaluate", "first_only", "main", "read_runs", "summary"]
+__all__ = [
+    "Prediction",
+    "Run",
+    "disaggregated_section",
+    "evaluate",
+    "first_only",
+    "main",
+    "measured_frac",
+    "read_runs",
+    "summary",
+]
 
 VERSION = "0.5.2"
 GPU = "H200-SXM-141GB"
@@ -214,6 +224,13 @@ def summary(predictions: Iterable[Prediction]) -> dict[str, float]:
     return out
 
 
+def measured_frac(predictions: Iterable[Prediction], figure: str) -> tuple[float, float]:
+    """5% and 95% quantiles of measured over predicted: what ``data/perf/group_errors.csv`` holds."""
+    ratios = [1.0 / (1.0 + prediction.error(figure)) for prediction in predictions]
+    low, high = np.quantile(ratios, (0.05, 0.95))
+    return round(float(low), 4), round(float(high), 4)
+
+
 def first_only(predictions: Iterable[Prediction]) -> list[Prediction]:
     """Without the runs that a prefix cache helped."""
     return [prediction for prediction in predictions if not prediction.is_repeated]
@@ -291,8 +308,12 @@ def main() -> None:
             f"{'  repeated' if prediction.is_repeated else ''}"
         )
     print(f"{num_aside} runs set aside; predicted, measured")
-    found = summary(predictions) | {"best_ratio_frac": round(best_ratio_frac(predictions), 3)}
-    print(json.dumps(found | {"without_repeated": summary(first_only(predictions))}))
+    found: dict[str, object] = summary(predictions) | {"best_ratio_frac": round(best_ratio_frac(predictions), 3)}
+    first = first_only(predictions)
+    found["without_repeated"] = summary(first) | {
+        f"{figure}_measured_frac": measured_frac(first, figure) for figure in ("tpot_mean", "ttft_mean")
+    }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

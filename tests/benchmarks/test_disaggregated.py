@@ -14,10 +14,12 @@ from benchmarks.disaggregated import (
     disaggregated_section,
     evaluate,
     first_only,
+    measured_frac,
     outputs_of,
     read_runs,
     summary,
 )
+from servewise.catalog.facts import read_facts
 
 COLUMNS = ("url_or_repo_path", "n_gpus", "tp", "isl", "osl", "concurrency_or_rate", "metric", "value", "unit", "notes")
 VALUES = {"requests_per_s": 5.0, "output_tokens_per_s": 3000.0, "ttft_mean": 100.0, "tpot_mean": 9.0}
@@ -89,3 +91,14 @@ def test_errors_are_relative_and_signed(tmp_path: Path) -> None:
     assert found["ttft_mean_bias_pct"] == -50.0
     assert found["tpot_mean_bias_pct"] == 100.0
     assert found["output_tokens_per_s_median_ape_pct"] == 10.0
+
+
+@pytest.mark.shared
+def test_shipped_errors_of_groups_are_the_benchmarks(shared_dir: Path) -> None:
+    first = first_only(evaluate(read_runs(shared_dir / "data/measured/dstack_pd_ratio.csv")[0]))
+    shipped = read_facts("perf/group_errors.csv")["groups"]
+    assert float(shipped["num_runs"].value) == len(first)
+    for name in ("tpot", "ttft"):
+        found = measured_frac(first, f"{name}_mean")
+        # what the kernel and the step times change since then must be shipped anew
+        assert found == pytest.approx([float(shipped[f"{name}_{end}"].value) for end in ("low", "high")], rel=0.01)

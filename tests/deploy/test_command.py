@@ -130,6 +130,11 @@ def test_notes_say_what_the_command_cannot() -> None:
     ranks = Parallelism(tensor_parallel_size=4, data_parallel_size=4, expert_parallel_size=16)
     (note,) = notes(dataclasses.replace(plain, parallelism=ranks))
     assert "--data-parallel-size-local 2 --data-parallel-address" in note
+    staged = Parallelism(data_parallel_size=8, pipeline_parallel_size=2, expert_parallel_size=8)
+    both = dataclasses.replace(plain, parallelism=staged)
+    assert "--pipeline-parallel-size 2 --data-parallel-size 8 --enable-expert-parallel" in render_shell(command(both))
+    (note,) = notes(both)
+    assert "--data-parallel-size-local 4 --data-parallel-address" in note
     assert (
         notes(dataclasses.replace(plain, parallelism=Parallelism(tensor_parallel_size=4, pipeline_parallel_size=2)))
         == ()

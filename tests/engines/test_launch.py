@@ -61,6 +61,7 @@ def test_sglang_is_told_the_whole_replica_s_limits() -> None:
     assert flag(args, "--tp-size") == "8"  # SGLang counts attention data parallel ranks as part of it
     assert flag(args, "--dp-size") == "4"
     assert flag(args, "--ep-size") == "8"
+    assert flag(args, "--load-balance-method") == "round_robin"
     # of one rank in the parameters, of all ranks on the command line
     assert int(flag(args, "--chunked-prefill-size")) == 4 * deployment.params.chunked_prefill_size  # type: ignore[union-attr]
     assert flag(args, "--quantization") == "fp8"
@@ -72,7 +73,7 @@ def test_every_option_exists_in_sglang(shared_dir: Path) -> None:
     text = (shared_dir / "engines" / "help" / "sglang-0.5.23-launch_server.txt").read_text()
     known = set(re.findall(r"--[a-z0-9][a-z0-9-]*", text))
     used = {arg for arg in launch(sglang_deployment()).args if arg.startswith("--")}
-    assert len(used) == 15
+    assert len(used) == 16
     assert used <= known
 
 

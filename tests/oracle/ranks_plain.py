@@ -6,7 +6,7 @@ Every rank is a plain vLLM engine (``vllm_plain``) whose clock is set from outsi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from oracle.plain_engine import Request, RequestResult, Result, Row, step_duration
@@ -151,9 +151,10 @@ def simulate_rank_fleet(
     num_ranks: int,
     kv_aware: bool,
     router: Router,
+    new_ranks: Callable[..., Ranks] = Ranks,
 ) -> RankFleetResult:
     """Run replicas of several ranks each behind a router (in turns, or to the fewest requests in flight)."""
-    fleet = [Ranks(params, times, num_ranks=num_ranks, kv_aware=kv_aware) for _ in range(num_replicas)]
+    fleet = [new_ranks(params, times, num_ranks=num_ranks, kv_aware=kv_aware) for _ in range(num_replicas)]
     chosen: list[int] = []
     pointer = 0
     for number, request in enumerate(requests):

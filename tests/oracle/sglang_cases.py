@@ -154,3 +154,37 @@ def sglang_cases(draw: st.DrawFn, profiles: tuple[Profile, ...] = PROFILES, max_
     """Cases for Hypothesis; every random choice is one that it makes."""
     rng = draw(st.randoms(use_true_random=False))
     return make_sglang_case(rng, draw(st.sampled_from(profiles)), draw(st.integers(1, max_requests)))
+
+
+def twins_case(rng: random.Random, num_requests: int) -> SglangCase:
+    """Bursts of prompts that begin alike, under ``lpm``: some must wait for what others before them compute."""
+    page, span = rng.choice([1, 4, 16, 64]), rng.choice([1, 2])
+    block = page * span
+    params = Params(
+        max_running_requests=rng.randint(1, 6),
+        chunked_prefill_size=64 * rng.randint(1, 3),
+        num_pages=rng.choice([320, 2000]) // page,
+        page_size=page,
+        schedule_policy="lpm",
+        schedule_conservativeness=rng.choice([0.0, 0.3, 1.0]),
+    )
+    tree = _BlockTree(rng, [])
+    ties = rng.random() < 0.3
+    requests = []
+    for number, at_s in enumerate(arrivals(rng, num_requests, ties)):
+        input_tokens = rng.choice([rng.randint(20, 140), 31, 32, 33, 64])
+        path = tree.shared(input_tokens // block) if rng.random() < 0.8 else ()
+        ids = tree.grow(path, max(input_tokens // block, len(path)))
+        output_tokens = rng.randint(1, 50)
+        requests.append(
+            Request(
+                id=number,
+                arrival_s=at_s,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                max_tokens=output_tokens + rng.choice([0, 5]),
+                block_ids=tuple(span * name + k for name in ids for k in range(span)),
+            )
+        )
+    times = case_table(rng, ties, params.max_running_requests, params.chunked_prefill_size)
+    return SglangCase(requests=tuple(requests), params=params, times=times, span=span)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 from oracle import plain_engine
@@ -22,6 +23,12 @@ DECAY_STEPS = 600
 RETRACT_STEPS = 20
 LOOKED_UP = 128
 REFRESH_EVERY = 32
+DEFER_TOKENS = 32
+
+
+def common_pages(some: list[Content], others: list[Content]) -> int:
+    """Pages that two requests begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
 
 
 class StuckError(Exception):
@@ -42,6 +49,7 @@ class Params:
     enable_mixed_chunk: bool = False
     disable_radix_cache: bool = False
     ignore_eos: bool = False
+    in_batch_prefix_caching_check_threshold: int = 32
 
     @property
     def block_size_tokens(self) -> int:
@@ -287,11 +295,24 @@ class Engine(PlainEngine):
                 for live in reversed(self.waiting[:LOOKED_UP]):
                     self.tree.look_up(live.contents(live.known // page))
         elif len(self.waiting) <= LOOKED_UP:
-            found = {
-                live.request.id: min(self.tree.look_up(live.contents(live.known // page))[0] * page, live.known - 1)
-                for live in self.waiting
-            }
-            self.waiting.sort(key=lambda live: -found[live.request.id])
+            found = {live: self.tree.look_up(live.contents(live.known // page))[0] * page for live in self.waiting}
+            deferred = self._deferred(found)
+            self.waiting.sort(key=lambda live: math.inf if live in deferred else -min(found[live], live.known - 1))
+
+    def _deferred(self, found: dict[Live, int]) -> list[Live]:
+        """Waiting requests of which the tree has little, and one before them in the list a lot."""
+        page = self.params.page_size
+        deferred: list[Live] = []
+        first: list[list[Content]] = []
+        for live in self.waiting:
+            if found[live] > self.params.in_batch_prefix_caching_check_threshold:
+                continue
+            contents = live.contents(live.known // page)
+            if any(page * common_pages(contents, other) >= DEFER_TOKENS for other in first):
+                deferred.append(live)
+            else:
+                first.append(contents)
+        return deferred
 
     def _continue_chunk(self, live: Live, budget: Budget) -> bool:
         """The chunked request's next chunk; False if there is no room for it."""

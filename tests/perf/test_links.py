@@ -108,6 +108,21 @@ def test_stages_within_a_node_send_over_its_links() -> None:
     assert apart > inside
 
 
+def test_ranks_with_stages_share_experts_across_nodes() -> None:
+    """Eight ranks of two stages on two nodes: vLLM keeps a rank's stages together, so that a layer is shared by four
+    GPUs of each node, and a rank's state stays within its node."""
+    tokens = np.array([1024.0])
+    formula = StepFormula(spread(QWEN, data_parallel_size=8, pipeline_parallel_size=2, expert_parallel_size=8))
+    model, operators = formula.deployment.model, formula.operators
+    message = 2.0 * tokens * model.hidden_size
+    layer_s = sum(operators.collective_s(kind, 8 * message, 8, 2) for kind in ("all_gather", "reduce_scatter"))
+    near_s = sum(operators.collective_s(kind, 8 * message, 8) for kind in ("all_gather", "reduce_scatter"))
+    send_s = operators.send_s(2.0 * message, between=False)
+    expected_s = formula.overheads.collective_scale * (model.num_layers * layer_s + send_s)
+    assert formula.token_parts(tokens).all_reduce == pytest.approx(expected_s, rel=1e-9)
+    assert layer_s[0] > 1.5 * near_s[0]
+
+
 # ------------------------------------------------------------------ groups across nodes
 
 

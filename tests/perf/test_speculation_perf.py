@@ -187,5 +187,29 @@ def test_what_is_not_covered_is_refused() -> None:
         speculating(replace(usual, engine="sglang", engine_version=version, params=params), "ngram"),
         "speculative decoding of 'sglang' is not covered",
     )
-    with pytest.raises(InputError, match="not taken apart"):
-        perf.explain(speculating(usual, "ngram"), 1, 100)
+
+
+@pytest.mark.parametrize("gpu", ["H100-SXM-80GB", "A100-SXM-80GB"])
+@pytest.mark.parametrize("method", ["ngram", "eagle", "draft_model"])
+def test_the_parts_of_a_step_sum_to_it(method: SpeculationMethod, gpu: str) -> None:
+    deployment = speculating(deploy(LARGE, gpu=gpu, tp=4, max_num_seqs=256), method)
+    table = perf.step_model(deployment).table
+    for n in (1, 8, 100, 256):
+        parts = perf.explain(deployment, n, n * 2000.0)
+        assert sum(parts.values()) == pytest.approx(decode_s(table, n, 2000), rel=2 * perf.TABLE_TOLERANCE_FRAC)
+        assert (parts["draft"] > 0) == (method != "ngram")
+        prompt, pairs = 1000, 1000 * 1001 / 2
+        beside = sum(perf.explain(deployment, n, n * 2000.0, prompt).values())
+        attention = decode_s(table, n, 2000) - table.decode_fixed_s[n]
+        step_s = table.mixed_tokens_s[4 * n + prompt] + attention + table.sample_s[n + 1] + table.prefill_fixed_s
+        step_s += prompt * table.prefill_s_per_token + pairs * table.prefill_s_per_pair
+        assert beside == pytest.approx(step_s, rel=2 * perf.TABLE_TOLERANCE_FRAC)
+    alone = perf.explain(deployment, 0, 0.0, 500)
+    assert alone["kv"] == 0.0 < alone["prefill_attention"]
+
+
+def test_what_verifies_is_the_models_own_step() -> None:
+    """The drafter adds a part and changes none of the others."""
+    found = {method: dict(perf.explain(speculating(large(), method), 8, 16000.0)) for method in ("ngram", "eagle")}
+    assert found["eagle"].pop("draft") > 0.0 == found["ngram"].pop("draft")
+    assert found["eagle"] == found["ngram"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from perf_deployments import deploy
 from test_overheads import other_engine
 
+from servewise.catalog.facts import read_facts
 from servewise.perf.validation import (
     error_class,
     mean_error,
@@ -17,7 +20,7 @@ from servewise.perf.validation import (
     precision_text,
     validation,
 )
-from servewise.types import Deployment, Parallelism
+from servewise.types import Deployment, Disaggregation, InstancePool, KvLink, Parallelism, Speculation
 
 MEASURED = deploy("meta-llama/Llama-3.1-70B-Instruct", weights="fp8", tp=2)
 OTHER_MODEL = deploy("meta-llama/Llama-3.1-8B-Instruct")
@@ -44,6 +47,33 @@ OTHER_ENGINE = other_engine("llama.cpp", "b6000", "H100-SXM-80GB")
 def test_how_much_of_a_deployment_was_measured(deployment: Deployment, expected: str) -> None:
     assert error_class(deployment) == expected
     assert mean_error(deployment).error_class == expected
+
+
+def test_a_drafter_widens_what_is_known_without_it() -> None:
+    drafter = Speculation(method="ngram", num_speculative_tokens=2, acceptance=(0.6, 0.3))
+    plain, found = mean_error(OTHER_MODEL), mean_error(replace(OTHER_MODEL, speculation=drafter))
+    assert (found.error_class, found.num_runs) == ("drafter", 0)
+    for narrow, wide in ((plain.tpot_frac, found.tpot_frac), (plain.ttft_frac, found.ttft_frac)):
+        assert wide[0] < narrow[0] < 1.0 < narrow[1] < wide[1]
+        # what is already wide grows less, and no end by more than the whole assumed error
+        assert narrow[0] / wide[0] < math.exp(1.645 * 0.15) > wide[1] / narrow[1]
+
+
+def test_a_group_is_known_no_better_than_its_instances_and_than_measured_groups() -> None:
+    seen = read_facts("perf/group_errors.csv")["groups"]
+    for prefill, decode in ((OTHER_MODEL, OTHER_GPU), (OTHER_GPU, TRANSFERRED)):
+        pools = [
+            InstancePool(gpu=one.gpu, parallelism=one.parallelism, params=one.params, num_instances=1)
+            for one in (prefill, decode)
+        ]
+        link = KvLink(kind="network", bytes_per_s=1e9, latency_s=1e-3, provenance={})
+        group = replace(decode, disaggregation=Disaggregation(prefill=pools[0], decode=pools[1], link=link))
+        found = mean_error(group)
+        assert (found.error_class, found.num_runs) == ("groups", int(seen["num_runs"].value))
+        for metric, alone in (("tpot", mean_error(decode).tpot_frac), ("ttft", mean_error(prefill).ttft_frac)):
+            low, high = getattr(found, f"{metric}_frac")
+            assert low == min(alone[0], float(seen[f"{metric}_low"].value))
+            assert high == max(alone[1], float(seen[f"{metric}_high"].value))
 
 
 def interval(low: float, high: float, num_runs: int = 30) -> dict[str, Any]:

@@ -241,6 +241,8 @@ def flat(model: StepModel, step_s: float, token_s: float) -> StepTable:
         prefill_fixed_s=0.0,
         prefill_s_per_token=token_s,
         prefill_s_per_pair=0.0,
+        mixed_row_attention_fixed_s=0.0,
+        mixed_row_attention_s_per_token=0.0,
         request_fixed_s=0.5,
         request_s_per_input_token=0.0,
     )

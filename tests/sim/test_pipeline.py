@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from oracle import pipeline_plain, vllm_plain
 from oracle.strategies import PROFILES, Case, Profile, cases, params, req, seeded_case, unit_table
-from servewise.engines import sglang, trtllm
+from servewise.engines import sglang
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.sim import simulate, to_log
 from servewise.sim.drivers.pipeline import layers_of_stages
-from servewise.types import Parallelism, Router
+from servewise.types import Router
 from sim import properties
 from sim.agree import GPU, MODEL, memory_of, model_of, normalized, workload_of
 from sim.pipeline_agree import assert_agrees, pipeline, run_kernel, staged
@@ -191,22 +191,13 @@ def test_layers_left_over_go_to_the_stages_before_the_last(
     assert layers_of_stages(num_layers, num_stages) == layers
 
 
-@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
-def test_pipelines_of_other_engines_are_refused(engine: str) -> None:
+def test_pipelines_of_other_engines_are_refused() -> None:
     case = normalized(seeded_case(0, "mixed"))
-    module = {"sglang": sglang, "tensorrt-llm": trtllm}[engine]
-    version = module.default_version()
+    version = sglang.default_version()
     deployment = replace(
-        staged(case, 2), engine=engine, engine_version=version, params=module.default_params(version, GPU, MODEL)
+        staged(case, 2), engine="sglang", engine_version=version, params=sglang.default_params(version, GPU, MODEL)
     )
-    with pytest.raises(InputError, match=f"pipeline_parallel_size 2: pipeline stages of '{engine}' are not simulated"):
-        simulate(workload_of(case), deployment, model_of(case), memory_of(case))
-
-
-def test_ranks_with_stages_are_refused() -> None:
-    case = normalized(seeded_case(0, "mixed"))
-    deployment = replace(staged(case, 2), parallelism=Parallelism(pipeline_parallel_size=2, data_parallel_size=2))
-    with pytest.raises(InputError, match="data_parallel_size 2 with pipeline stages"):
+    with pytest.raises(InputError, match="pipeline_parallel_size 2: pipeline stages of 'sglang' are not simulated"):
         simulate(workload_of(case), deployment, model_of(case), memory_of(case))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import Counter
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oracle.sglang_cases import PROFILES, Profile, SglangCase, seeded_sglang_case, sglang_cases, small
+from oracle.sglang_cases import PROFILES, Profile, SglangCase, seeded_sglang_case, sglang_cases, small, twins_case
 from oracle.strategies import req, unit_table
 from servewise.errors import InputError
 from servewise.kernel import layout
@@ -88,6 +89,28 @@ def test_a_long_queue(policy: str) -> None:
         kernel = assert_open_agrees(dataclasses.replace(case, requests=requests, params=params))
         hits += int((kernel.outputs.cached > 0).sum())
     assert hits > 100
+
+
+def test_prompts_that_begin_alike_wait_for_each_other() -> None:
+    """Under lpm; without the rule some of the same cases hit less or more."""
+    seen: Counter[str] = Counter()
+    for seed in range(60):
+        case = twins_case(random.Random(seed), 40)  # noqa: S311 (no secret)
+        kernel = assert_open_agrees(case, fast_forward=seed % 2 > 0)
+        never = dataclasses.replace(case.params, in_batch_prefix_caching_check_threshold=-1)
+        plain = SGLANG.run_plain(dataclasses.replace(case, params=never)).result()
+        seen["hits"] += int((kernel.outputs.cached > 0).sum())
+        seen["retracted"] += kernel.num_preemptions
+        seen["changed"] += kernel.outputs.cached.tolist() != [r.cached_tokens for r in plain.requests]
+    assert seen["hits"] > 500
+    assert seen["retracted"] > 5
+    assert seen["changed"] > 8
+
+
+@some
+@given(rng=st.randoms(use_true_random=False), num_requests=st.integers(1, 20), fast_forward=st.booleans())
+def test_prompts_that_begin_alike_on_any_case(rng: random.Random, num_requests: int, fast_forward: bool) -> None:
+    assert_open_agrees(twins_case(rng, num_requests), fast_forward=fast_forward)
 
 
 def test_without_prefix_data_the_tree_matters_only_after_a_retraction() -> None:

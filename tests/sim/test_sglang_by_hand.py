@@ -205,6 +205,19 @@ def test_the_longest_prefix_goes_first(policy: str, order: list[int]) -> None:
     assert [rows[0][0] for _, rows in steps[-2:]] == order
 
 
+def test_a_prompt_that_begins_like_one_before_it_goes_last() -> None:
+    # lpm, two seats, nothing in the tree. A and B: P40 O1 that begin alike, C: P40 O1 of its own, all at 0.
+    # With 31 common tokens plan 0 takes the first two: A40 B40. t=1 both are done, C40.
+    # With 32 it takes A and C. t=1 both are done; plan 1, made again: B finds A's 32 tokens: B8.
+    def steps(common: int) -> Steps:
+        ids = (tuple(range(40)), (*range(common), *range(100, 140 - common)), tuple(range(200, 240)))
+        requests = tuple(req(name, 0.0, 40, 1, ids=ids[name]) for name in (A, B, C))
+        return by_hand(requests, dataclasses.replace(small(rows=2, chunk=128), schedule_policy="lpm"))[0]
+
+    assert steps(31) == [(0.0, [(A, 40), (B, 40)]), (1.0, [(C, 40)])]
+    assert steps(32) == [(0.0, [(A, 40), (C, 40)]), (1.0, [(B, 8)])]
+
+
 def test_decode_rows_beside_prompts() -> None:
     # mixed chunks of 8 tokens. A: P6 O5 at 0, B: P12 O2 at 0.5, C: P3 O1 at 0.5.
     # plan 0: A6. plan 1 (t=0): A1. t=1 plan 2: 8 less 1 running request: B7 A1. t=2 plan 3: B5, then C: 2 left: C2 A1.

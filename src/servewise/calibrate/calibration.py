@@ -66,7 +66,8 @@ def calibrate(
     MeasurementError
         When a run cannot be trusted.
     """
-    if deployment.num_replicas != 1 or not deployment.is_plain or deployment.parallelism.data_parallel_size > 1:
+    several = deployment.num_replicas > 1 or deployment.parallelism.data_parallel_size > 1
+    if several or deployment.disaggregation is not None or deployment.speculation is not None:
         raise InputError(
             "a calibration is of one replica, without disaggregation, speculative decoding or data parallel ranks; "
             "measure a single such replica"

@@ -249,6 +249,7 @@ def launch(deployment: Deployment) -> Launch:
         args += ["--pp-size", str(spread.pipeline_parallel_size)]
     if spread.data_parallel_size > 1:
         args += ["--dp-size", str(spread.data_parallel_size), "--enable-dp-attention"]
+        args += ["--load-balance-method", params.load_balance_method]
     if spread.expert_parallel_size > 1:
         args += ["--ep-size", str(spread.expert_parallel_size)]
     args += ["--max-running-requests", str(params.max_running_requests * spread.data_parallel_size)]

@@ -111,6 +111,8 @@ def _send(g: Group, r: int, blocks: int, last: bool, now: float) -> None:
     g.floats[p, gr.LINK_FREE] = free
     g.floats[d, gr.LINK_FREE] = free
     if last:
+        g.clocks[r, gr.TRANSFER_ASKED] = now
+        g.clocks[r, gr.TRANSFER_START] = start
         g.clocks[r, gr.TRANSFER_END] = free + g.protocol.latency
         if g.ints[p, gr.TRANSFER_FIRST] < 0:
             g.floats[p, gr.ARRIVES_AT] = g.clocks[r, gr.TRANSFER_END]
@@ -264,6 +266,7 @@ def _end_prefill_step(
     for j in range(ints[gr.BATCH_SIZE + half]):
         r = g.batch[q, half, j]
         ints[gr.ROUTED] -= 1
+        g.clocks[r, gr.PREFILL_END] = now
         if kind == gr.PUSH:
             ints[gr.NUM_HELD] += 1
             _send(g, r, g.live[r, gr.PREFILL_BLOCKS] - g.live[r, gr.SENT], True, now)

@@ -17,10 +17,13 @@ from servewise.kernel import (
     pipeline,
     ranks,
     sglang,
+    sglang_ranks,
     speculative,
+    staged_ranks,
     static,
     tgi,
     trtllm,
+    trtllm_pipeline,
     vllm,
 )
 from servewise.kernel.group import Group
@@ -69,9 +72,21 @@ def _trtllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # typ
     return trtllm.advance(rep, req, out, times, eng, lim, trt, prefix_at(px, i), recorder_at(rec, i), horizon)
 
 
+def _trtllm_pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    state = trtllm_pipeline.TrtllmPipeline(
+        driver.pipe, trtllm.trtllm_at(driver.trt, i), driver.prompts, driver.num_prompts
+    )
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return trtllm_pipeline.advance(rep, req, out, times, eng, lim, state, i, px, rec, horizon)
+
+
 def _pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     px, rec = prefix_at(px, i), recorder_at(rec, i)
-    return pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
+    return pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, None, horizon)
+
+
+def _staged_ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return staged_ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
 def _tgi(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -84,7 +99,12 @@ def _llamacpp(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # t
 
 def _sglang(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     state = sglang.sglang_at(driver, i)
-    return sglang.advance(rep, req, out, times, eng, lim, state, prefix_at(px, i), recorder_at(rec, i), horizon)
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return sglang.advance(rep, req, out, times, eng, lim, state, px, rec, None, horizon)
+
+
+def _sglang_ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return sglang_ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
 def _speculative(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -99,10 +119,13 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     static.Batching: _static,
     orca.Slots: _orca,
     trtllm.Trtllm: _trtllm,
+    trtllm_pipeline.TrtllmPipeline: _trtllm_pipeline,
     Pipeline: _pipeline,
+    staged_ranks.StagedRanks: _staged_ranks,
     Tgi: _tgi,
     llamacpp.Slots: _llamacpp,
     sglang.Sglang: _sglang,
+    sglang_ranks.SglangRanks: _sglang_ranks,
     speculative.Speculative: _speculative,
 }
 

@@ -92,11 +92,15 @@ NEXT_SAME = 9
 POSITION = 10
 NUM_LIVE_INTS = 11
 
-# Floats of a request: time of its KV cache on the wire [s], when that has arrived, when its last token was emitted.
+# Floats of a request: time of its KV cache on the wire [s], when that has arrived, when its last token was emitted,
+# when its prompt was finished, when the (last) transfer of its KV cache was asked for, and when that started.
 WIRE = 0
 TRANSFER_END = 1
 LAST_EMIT = 2
-NUM_LIVE_FLOATS = 3
+PREFILL_END = 3
+TRANSFER_ASKED = 4
+TRANSFER_START = 5
+NUM_LIVE_FLOATS = 6
 
 
 class Pool(NamedTuple):

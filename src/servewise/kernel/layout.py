@@ -121,7 +121,8 @@ PREFILL_TOKENS = 1
 NUM_PREFILLED = 2
 COUNT = 3
 BLOCKED = 4
-NUM_TURN_INTS = 5
+NUM_ROWS = 5
+NUM_TURN_INTS = 6
 FIRST = 0
 GROWTH = 1
 NUM_TURN_FLOATS = 2
@@ -249,7 +250,8 @@ class Replica(NamedTuple):
 
 class Turn(NamedTuple):
     """A step that a rank has planned and not run: its prompt tokens, finished prompts, number of equal decode steps,
-    whether the queue's head did not fit; duration of the first step and what each next one takes longer."""
+    whether the queue's head did not fit, decode rows; duration of the first step and what each next one takes
+    longer."""
 
     ints: NDArray[np.int64]
     floats: NDArray[np.float64]

@@ -23,13 +23,47 @@ from servewise.kernel.prefix import hash_blocks, lookup, take_blocks, touch_hits
 from servewise.kernel.rows import blocks_of, compact, release, sort_by_position
 from servewise.kernel.steps import knot_at, mixed_step_s
 
-__all__ = ["Pipeline", "advance", "new_pipeline"]
+__all__ = [
+    "CONTEXT",
+    "KNOT",
+    "LAYERS",
+    "NUM_FLIGHT_FLOATS",
+    "NUM_FLIGHT_INTS",
+    "PREFILL_TOKENS",
+    "REAL",
+    "ROWS",
+    "ROWS_RUN",
+    "SAMPLED",
+    "Flight",
+    "Pipeline",
+    "advance",
+    "count_time",
+    "deliver",
+    "new_pipeline",
+    "pass_through",
+]
 
 # Columns of ``Pipeline.groups``.
 ROWS = 0
 CONTEXT = 1
 WASTED = 2
 KNOT = 3
+
+# Integers and floats of ``Flight``.
+REAL = 0
+"""Whether the pass has rows: it is a dummy otherwise."""
+ROWS_RUN = 1
+PREFILL_TOKENS = 2
+NUM_PREFILLED = 3
+EMITTING = 4
+"""Decode rows that emit a token."""
+KEEPS = 5
+"""Whether the group's next pass waits for a token of this one."""
+NUM_FLIGHT_INTS = 6
+LAYERS = 0
+"""What its rows take in the layers beside the passes' common part [s]."""
+SAMPLED = 1
+NUM_FLIGHT_FLOATS = 2
 
 
 class Pipeline(NamedTuple):
@@ -51,6 +85,16 @@ class Pipeline(NamedTuple):
     emitted: NDArray[np.float64]
     ends: NDArray[np.float64]
     seen: NDArray[np.int64]
+
+
+class Flight(NamedTuple):
+    """One pass of a rank, its rows and the requests whose prompts it ends; of ``num_resolved`` passes the times are
+    known."""
+
+    num_resolved: int
+    ints: NDArray[np.int64]
+    floats: NDArray[np.float64]
+    prefilled: NDArray[np.int32]
 
 
 def new_pipeline(engine: Engine, requests: Requests, num_replicas: int, shares: NDArray[np.float64]) -> Pipeline:
@@ -105,7 +149,7 @@ def _hash_named_outputs(
 
 
 @compiled
-def _pass_through(left: Any, shares: Any, ready: float, layers: float, sampled: float) -> float:
+def pass_through(left: Any, shares: Any, ready: float, layers: float, sampled: float) -> float:
     """Send a batch through the stages from ``ready`` on; returns when it leaves the last one."""
     at = ready
     last = len(left) - 1
@@ -115,6 +159,69 @@ def _pass_through(left: Any, shares: Any, ready: float, layers: float, sampled: 
     at = max(at, left[last]) + layers * shares[last] + sampled
     left[last] = at
     return float(at)
+
+
+@compiled
+def count_time(rep: Replica, prompts: bool, rows: int, spent: float) -> None:
+    """Add a batch's time, as the mean stage spends it."""
+    rep.floats[lo.MIXED_TIME if prompts else lo.DECODE_TIME] += spent
+    rep.floats[lo.ROW_TIME] += rows * spent
+
+
+@compiled
+def _deliver_first(rep: Replica, req: Requests, out: Outputs, rec: Recorder, r: int, at: float) -> bool:
+    """The token at the end of a request's prompt is there, the first of all or of those since a preemption.
+
+    False when there is no room to record it.
+    """
+    if np.isnan(out.first[r]):
+        out.first[r] = at + req.extra[r]
+        return True
+    return len(rec.gaps) == 0 or record_gap(rec, at - rep.last_emit[r], 0.0, 1, 1)
+
+
+@compiled
+def deliver(
+    front: Replica,
+    rep: Replica,
+    pipe: Pipeline,
+    i: int,
+    k: int,
+    req: Requests,
+    out: Outputs,
+    lim: Limits,
+    rec: Recorder,
+    flight: Flight,
+    spent: float,
+    at: float,
+) -> bool:
+    """Pass number ``k`` of rank ``i`` leaves the pipeline ``at``, where it ``spent`` so much time on the mean stage.
+
+    ``front`` is the rank's replica. False when there is no room to record its tokens.
+    """
+    stages = len(pipe.shares)
+    group = k % stages
+    emitted = pipe.emitted[i]
+    num_bad = front.ints[lo.NUM_BAD]
+    count_time(rep, flight.ints[PREFILL_TOKENS] > 0, flight.ints[ROWS_RUN], spent)
+    emitting = flight.ints[EMITTING]
+    fits = True
+    if emitting > 0 and len(rec.gaps) > 0:
+        fits = record_gap(rec, at - emitted[group], 0.0, 1, emitting)
+    for j in range(flight.ints[NUM_PREFILLED]):
+        fits = _deliver_first(rep, req, out, rec, flight.prefilled[j], at) and fits
+    for j in range(rep.ints[lo.NUM_PREEMPTED_WAITING]):
+        r = rep.preempted[j]
+        if rep.state[r] == lo.WAITING and rep.finish_step[r] == k:
+            rep.last_emit[r] = at
+    if flight.ints[KEEPS] != 0:
+        emitted[group] = at
+    r = pipe.ring[i, group, (k // stages) & (pipe.ring.shape[2] - 1)]
+    while r >= 0:
+        record_finish(front, req, out, lim, r, at, 0)
+        r = rep.next_same[r]
+    rep.ints[lo.NUM_BAD] += front.ints[lo.NUM_BAD] - num_bad
+    return fits
 
 
 @compiled
@@ -129,12 +236,15 @@ def advance(
     lim: Limits,
     px: Prefix,
     rec: Recorder,
+    flight: Flight | None,
     horizon: float,
 ) -> int:
     """Simulate every step of replica ``i`` that is planned before ``horizon``; returns a status of ``layout``.
 
     Mutates everything but ``req``, ``times``, ``eng`` and ``lim``, and ``req.arrival`` in a closed loop. ``px`` and
     ``rec`` are the replica's own. ``horizon`` as in ``vllm.advance``.
+
+    Of a rank (numba compiles a function of its own for it) one plan is made, now, and put into ``flight``.
     """
     ints, floats = rep.ints, rep.floats
     groups, left, emitted, ends = pipe.groups[i], pipe.left[i], pipe.emitted[i], pipe.ends[i]
@@ -156,9 +266,6 @@ def advance(
     peak_gate = ints[lo.PEAK_GATE]
     now = floats[lo.NOW]
     last_end = floats[lo.LAST_START]  # of the last step planned
-    mixed_time = floats[lo.MIXED_TIME]
-    decode_time = floats[lo.DECODE_TIME]
-    row_time = floats[lo.ROW_TIME]
     next_sample = floats[lo.NEXT_SAMPLE]
     steps = 0
     preemptions = 0
@@ -197,6 +304,8 @@ def advance(
                 else:
                     rep.pending[num_pending] = r
                     num_pending += 1
+                if flight is not None:
+                    ints[lo.NUM_FINISHED] += 1  # which the router between the ranks looks at
                 r = rep.next_same[r]
             if caching and num_pending > 1:
                 sort_by_position(rep, num_pending)
@@ -279,9 +388,12 @@ def advance(
                 rep.state[r] = lo.GONE
                 continue
             rep.generated[r] = tokens
-            rep.last_emit[r] = emitted[its_group]
             rep.state[r] = lo.WAITING
             unlink(rep, pipe.ring[i, its_group], r, (finish // stages) & ring_mask)
+            if flight is None or last_row < flight.num_resolved:
+                rep.last_emit[r] = emitted[its_group]
+            if flight is not None:  # else ``deliver`` writes when the token of its last row comes
+                rep.finish_step[r] = last_row
         free -= demand + chunk_blocks - granted
         if caching and demand + chunk_blocks > granted:
             take_blocks(px, demand + chunk_blocks - granted)
@@ -375,6 +487,10 @@ def advance(
 
         # --- nothing to run: the step is processed with the one before it, or the replica is idle.
         if rows == 0 and prefill_tokens == 0:
+            if flight is not None:
+                if num_running == 0 and not waits and (num_preempted > 0 or head < end):
+                    status = lo.STUCK
+                break
             if num_running > 0 or waits or last_end > now:
                 last_end = max(now, last_end)
                 ends[step % depth] = last_end
@@ -394,6 +510,7 @@ def advance(
             knot = knot_at(times, rows, context, groups[group, KNOT])
             groups[group, KNOT] = knot
             attention = times.attention_base[rows, knot] + times.attention_slope[rows, knot] * context
+        wasted = groups[group, WASTED]
         if prefill_tokens > 0:
             emitting = rows + num_prefilled
             sampled = times.sample[emitting]
@@ -401,20 +518,29 @@ def advance(
                 times, rows, context, attention, rows + prefill_tokens, emitting, prefill_tokens, pairs
             )
             layers = whole - sampled
-            mixed_time += (layers + sampled) / stages
             peak_tokens = max(peak_tokens, rows + prefill_tokens)
         else:
             sampled = times.sample[rows]
             layers = times.decode_fixed[rows] - sampled + attention
-            decode_time += (layers + sampled) / stages
-        row_time += rows * (layers + sampled) / stages
-        # the first stage waits for the tokens of the step that the group ran before
-        last_end = _pass_through(left, pipe.shares, max(now, emitted[group]), layers, sampled)
-        ends[step % depth] = last_end
-        wasted = groups[group, WASTED]
-        if record_gaps and rows > wasted and not record_gap(rec, last_end - emitted[group], 0.0, 1, rows - wasted):
-            status = lo.OVERFLOW
-            break
+        if flight is not None:
+            flight.ints[REAL] = 1
+            flight.ints[ROWS_RUN] = rows
+            flight.ints[PREFILL_TOKENS] = prefill_tokens
+            flight.ints[NUM_PREFILLED] = num_prefilled
+            flight.ints[EMITTING] = rows - wasted
+            tokens = rows + prefill_tokens
+            alike = times.mixed_tokens[tokens] if prefill_tokens > 0 else times.decode_fixed[rows] - times.sample[rows]
+            flight.floats[LAYERS] = layers - alike
+            flight.floats[SAMPLED] = sampled
+        else:
+            count_time(rep, prefill_tokens > 0, rows, (layers + sampled) / stages)
+            # the first stage waits for the tokens of the step that the group ran before
+            last_end = pass_through(left, pipe.shares, max(now, emitted[group]), layers, sampled)
+            ends[step % depth] = last_end
+            gap = last_end - emitted[group]
+            if record_gaps and rows > wasted and not record_gap(rec, gap, 0.0, 1, rows - wasted):
+                status = lo.OVERFLOW
+                break
         needed_later = rows > wasted
         context += rows
         turn += 1
@@ -437,9 +563,9 @@ def advance(
         for j in range(num_prefilled):
             r = rep.prefilled[j]
             length = req.input_tokens[r] + rep.generated[r]
-            if rep.generated[r] == 0:
-                out.first[r] = last_end + req.extra[r]
-            elif record_gaps and not record_gap(rec, last_end - rep.last_emit[r], 0.0, 1, 1):
+            if flight is not None:
+                flight.prefilled[j] = r
+            elif not _deliver_first(rep, req, out, rec, r, last_end):
                 status = lo.OVERFLOW
             left_over = req.output_tokens[r] - rep.generated[r] - 1
             needed_later |= left_over > 0 or req.by_length[r] == 0
@@ -453,13 +579,16 @@ def advance(
             phase[(turn - length) & phase_mask] += 1
         if status == lo.OVERFLOW:
             break
-        if needed_later:
+        if flight is not None:
+            flight.ints[KEEPS] = int(needed_later)
+        elif needed_later:
             emitted[group] = last_end
 
         # --- rows that emit their last token.
         r = calendar[(turn - 1) & ring_mask]
         while r >= 0:
-            end = record_finish(rep, req, out, lim, r, last_end, end)
+            if flight is None:
+                end = record_finish(rep, req, out, lim, r, last_end, end)
             if lag == 1 and req.by_length[r] == 0:
                 rep.state[r] = lo.ENDED_BY_STOP
                 groups[group, WASTED] += 1
@@ -473,6 +602,8 @@ def advance(
         groups[group, ROWS] = rows
         groups[group, CONTEXT] = context
         step += 1
+        if flight is not None:
+            break
         if ints[lo.NUM_BAD] > lim.max_bad:
             status = lo.BROKEN
             break
@@ -501,8 +632,5 @@ def advance(
     ints[lo.PEAK_GATE] = peak_gate
     floats[lo.NOW] = now
     floats[lo.LAST_START] = last_end
-    floats[lo.MIXED_TIME] = mixed_time
-    floats[lo.DECODE_TIME] = decode_time
-    floats[lo.ROW_TIME] = row_time
     floats[lo.NEXT_SAMPLE] = next_sample
     return status

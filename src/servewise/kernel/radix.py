@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from servewise.kernel.layout import Prefix, compiled
 
-__all__ = ["AVAILABLE", "Radix", "drop", "evict", "hold", "keep", "look_up", "new_radix", "release"]
+__all__ = ["AVAILABLE", "Radix", "drop", "evict", "hold", "keep", "look_up", "new_radix", "node_of", "release"]
 
 # Columns of ``Radix.segments``.
 OWNER = 0
@@ -129,7 +129,7 @@ def _new_segment(segments: Any, counters: Any) -> int:
 
 
 @compiled
-def _node_of(px: Prefix, r: int, page: int) -> tuple[int, int]:
+def node_of(px: Prefix, r: int, page: int) -> tuple[int, int]:
     """Node of a request's page, and the page at which that node begins."""
     first = px.offsets[r]
     named = (px.offsets[r + 1] - first) << px.span_shift
@@ -158,7 +158,7 @@ def _common_pages(px: Prefix, r: int, owner: int) -> int:
 @compiled
 def _child(px: Prefix, segments: Any, nodes: Any, r: int, page: int) -> int:
     """The segment that begins with a request's page; the path to it is that of the pages before it."""
-    node, start = _node_of(px, r, page)
+    node, start = node_of(px, r, page)
     if page == start:
         return int(nodes[node, WITH_START])
     s = nodes[node, BEGINS_WITHIN]
@@ -184,7 +184,7 @@ def _set_holder(px: Prefix, nodes: Any, owner: int, start: int, end: int, s: int
 @compiled
 def _link_begin(px: Prefix, segments: Any, nodes: Any, s: int) -> None:
     """A segment that begins within a node is found through that node."""
-    node, start = _node_of(px, segments[s, OWNER], segments[s, START])
+    node, start = node_of(px, segments[s, OWNER], segments[s, START])
     if start != segments[s, START]:
         segments[s, BESIDE] = nodes[node, BEGINS_WITHIN]
         nodes[node, BEGINS_WITHIN] = s
@@ -193,7 +193,7 @@ def _link_begin(px: Prefix, segments: Any, nodes: Any, s: int) -> None:
 @compiled
 def _unlink_begin(px: Prefix, segments: Any, nodes: Any, s: int, instead: int) -> None:
     """Take a segment out of the node within which it begins, or put another one in its place."""
-    node, start = _node_of(px, segments[s, OWNER], segments[s, START])
+    node, start = node_of(px, segments[s, OWNER], segments[s, START])
     if start == segments[s, START]:
         return
     other = nodes[node, BEGINS_WITHIN]

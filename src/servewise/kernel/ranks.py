@@ -9,6 +9,8 @@ and where the next request has to be routed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from servewise.kernel import layout as lo
 from servewise.kernel import vllm
 from servewise.kernel.clock import steps_starting_before
@@ -27,7 +29,7 @@ from servewise.kernel.layout import (
 from servewise.kernel.policy import policy_at
 from servewise.kernel.views import prefix_at, recorder_at, replica_at, turn_at
 
-__all__ = ["advance"]
+__all__ = ["advance", "agree", "route", "shared_time"]
 
 WAITING_SCORE = 3.0
 """A waiting request counts so much more than a running one."""
@@ -38,7 +40,7 @@ UNLIMITED = 1 << 60
 
 
 @compiled
-def _rank(group: Ranks, i: int, eng: Engine) -> int:
+def _rank(group: Any, i: int, eng: Engine) -> int:
     """The rank of replica ``i`` that gets the next request: the lowest score, the first after the last one chosen."""
     best = -1
     best_score = 0.0
@@ -61,20 +63,50 @@ def _rank(group: Ranks, i: int, eng: Engine) -> int:
 
 
 @compiled
-def _shared_time(times: Times, size: int, most: int, total: int, prompts: bool) -> float:
+def route(front: Replica, group: Any, i: int, req: Requests, eng: Engine, head: int, end: int, now: float) -> int:
+    """Send what has arrived in replica ``i`` by ``now`` to its ranks, ``Ranks`` or ``StagedRanks``.
+
+    ``head`` and ``end`` are those of the replica's queue; returns its new head.
+    """
+    while head < end and req.arrival[front.queue[head]] <= now:
+        r = front.queue[head]
+        rank = _rank(group, i, eng)
+        group.last[i] = rank
+        group.rank_of[r] = rank
+        own = group.replicas.ints[i * group.size + rank]
+        group.replicas.queue[i * group.size + rank, own[lo.QUEUE_END]] = r
+        own[lo.QUEUE_END] += 1
+        head += 1
+    return head
+
+
+@compiled
+def shared_time(times: Times, size: int, most: int, total: int, prompts: bool, fills_up: bool) -> float:
     """What a step takes on every rank alike: ``most`` tokens on the fullest rank, ``total`` on all together."""
     padded = times.padded_mixed_tokens if prompts else times.padded_decode_tokens
     time = times.mixed_tokens[most] if prompts else times.decode_fixed[most] - times.sample[most]
-    if most > padded:
+    if most > padded and not (fills_up and not prompts and 2 * total >= size * most):
         time -= times.experts[size * most] - times.experts[total]
     return float(time)
 
 
 @compiled
-def _agree(group: Ranks, base: int, times: Times, delay: float) -> int:
+def agree(group: Any, base: int, times: Times, delay: float, dummy_tokens: int, fills_up: bool) -> int:
     """Settle the next step of all ranks, and how many alike follow, at most until ``delay`` is over.
 
     Writes the ranks' turns; returns the number of steps, 0 if nobody has planned one.
+
+    Parameters
+    ----------
+    group : Ranks or SglangRanks
+    base : int
+        The first of its ranks.
+    times : Times
+    delay : float [s]
+    dummy_tokens : int
+        Of a rank without a step.
+    fills_up : bool
+        Whether decode steps beyond the captured sizes are padded too, where that at most doubles their tokens.
     """
     most = 1
     total = 0
@@ -84,9 +116,9 @@ def _agree(group: Ranks, base: int, times: Times, delay: float) -> int:
     growth = 0.0
     for k in range(base, base + group.size):
         turn = group.turns.ints[k]
-        tokens = 1  # of a dummy batch
+        tokens = dummy_tokens
         if turn[lo.PLANNED] != 0:
-            rows = group.replicas.ints[k, lo.ROWS]
+            rows = turn[lo.NUM_ROWS]
             tokens = rows + turn[lo.PREFILL_TOKENS]
             own = group.turns.floats[k, lo.FIRST]
             if turn[lo.PREFILL_TOKENS] > 0:
@@ -106,7 +138,7 @@ def _agree(group: Ranks, base: int, times: Times, delay: float) -> int:
         total += tokens
     if count == 0:
         return 0
-    first = _shared_time(times, group.size, most, total, prompts) + slowest
+    first = shared_time(times, group.size, most, total, prompts, fills_up) + slowest
     if count > 1:
         for k in range(base, base + group.size):
             if group.turns.ints[k, lo.PLANNED] != 0:
@@ -180,14 +212,7 @@ def advance(
             if eng.lag == 1 and group.replicas.ints[k, lo.BUSY] == 1 and status == lo.DONE:
                 status = _take_turn(group, k, now, last_start, req, out, times, eng, rank_lim, px, rec)
         # --- requests that came while it ran go to a rank
-        while head < end and req.arrival[front.queue[head]] <= now:
-            r = front.queue[head]
-            rank = _rank(group, i, eng)
-            group.last[i] = rank
-            group.rank_of[r] = rank
-            group.replicas.queue[base + rank, group.replicas.ints[base + rank, lo.QUEUE_END]] = r
-            group.replicas.ints[base + rank, lo.QUEUE_END] += 1
-            head += 1
+        head = route(front, group, i, req, eng, head, end, now)
         # --- ranks that did not run plan now
         for k in range(base, base + group.size):
             if group.turns.ints[k, lo.PLANNED] == 0 and status == lo.DONE:
@@ -195,7 +220,7 @@ def advance(
         if status != lo.DONE:
             break
         arrival = min(req.arrival[front.queue[head]], horizon) if head < end else horizon
-        count = _agree(group, base, times, arrival - now)
+        count = agree(group, base, times, arrival - now, 1, False)
         if count == 0:  # nobody has anything to do
             if head == end or arrival >= horizon:
                 break

@@ -13,7 +13,7 @@ So the outputs of a step are processed after the plan that is made while it runs
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,19 +29,22 @@ from servewise.kernel.layout import (
     Replica,
     Requests,
     Times,
+    Turn,
     compiled,
 )
-from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, look_up, release
+from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, look_up, node_of, release
 from servewise.kernel.rows import compact, sort_by_position, steps_before_shortage, unlink
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
-__all__ = ["Sglang", "advance", "new_sglang", "sglang_at"]
+__all__ = ["Sglang", "advance", "new_sglang", "rest", "sglang_at"]
 
 CLIP_TOKENS = 4096
 DECAY_STEPS = 600
 RETRACT_STEPS = 20
 LOOKED_UP = 128
 REFRESH_EVERY = 32
+DEFER_TOKENS = 32
+"""A request that has no more than so many tokens in the tree, and so many in common with one before it, goes last."""
 FAR = 1 << 60
 
 # Integers of ``Sglang.ints``.
@@ -81,7 +84,7 @@ class Sglang(NamedTuple):
 
     ``max_new``, shape (num_requests,), is what a request may produce. Between ``init_ratio`` and ``least_ratio`` lies
     the share of it that is set aside for running requests; all of it with ``ignore_eos``. ``waiting`` is a ring with
-    room for every request, ``scores`` scratch for sorting it.
+    room for every request, ``scores`` scratch for sorting it: scores, and what requests begin with.
     """
 
     max_new: NDArray[np.int32]
@@ -124,7 +127,7 @@ def new_sglang(
         ints=np.zeros((num_replicas, NUM_STATE_INTS), np.int64),
         floats=floats,
         waiting=np.zeros((num_replicas, max(len(max_new), 1)), np.int32),
-        scores=np.zeros((num_replicas, LOOKED_UP), np.int32),
+        scores=np.zeros((num_replicas, 2 * LOOKED_UP), np.int32),
         tree=tree,
     )
 
@@ -215,6 +218,15 @@ def _see_arrivals(rep: Replica, req: Requests, state: Sglang, visible: float) ->
 
 
 @compiled
+def _is_among(values: Any, start: int, num: int, value: int) -> bool:
+    """Whether ``num`` values from ``start`` on contain one."""
+    i = start
+    while i < start + num and values[i] != value:
+        i += 1
+    return i < start + num
+
+
+@compiled
 def _order_waiting(rep: Replica, req: Requests, eng: Engine, state: Sglang, px: Prefix) -> None:
     """Look waiting requests up, and sort them under ``lpm``."""
     num = rep.ints[lo.NUM_PREEMPTED_WAITING]
@@ -229,10 +241,20 @@ def _order_waiting(rep: Replica, req: Requests, eng: Engine, state: Sglang, px: 
     if num > LOOKED_UP:
         return
     scores = state.scores
+    pages = _pages(DEFER_TOKENS, shift)
+    num_begins = 0
     for i in range(num):
         r = state.waiting[_waiting_at(state, i)]
         known = req.input_tokens[r] + rep.generated[r]
-        score = min(look_up(px, state.tree, r, known >> shift)[0] << shift, known - 1)
+        found = look_up(px, state.tree, r, known >> shift)[0] << shift
+        score = min(found, known - 1)
+        if found <= DEFER_TOKENS and known >> shift >= pages:
+            begin = node_of(px, r, pages - 1)[0]
+            if _is_among(scores, LOOKED_UP, num_begins, begin):
+                score = -1
+            else:
+                scores[LOOKED_UP + num_begins] = begin
+                num_begins += 1
         j = i - 1
         while j >= 0 and scores[j] < score:
             scores[j + 1] = scores[j]
@@ -706,6 +728,13 @@ def _grow(rep: Replica, eng: Engine, state: Sglang, px: Prefix, count: int) -> N
 
 
 @compiled
+def rest(state: Sglang) -> None:
+    """An idle engine sets aside as much as at first."""
+    state.floats[RATIO_START] = state.init_ratio
+    state.ints[RATIO_STEPS] = 0
+
+
+@compiled
 def advance(
     rep: Replica,
     req: Requests,
@@ -716,102 +745,136 @@ def advance(
     state: Sglang,
     px: Prefix,
     rec: Recorder,
+    turn: Turn | None,
     horizon: float,
 ) -> int:
     """Simulate every step that is planned before ``horizon``; returns a status of ``layout``.
 
     Mutates everything but ``req``, ``times``, ``eng`` and ``lim``, and ``req.arrival`` in a closed loop. ``horizon``
     must be infinite or not exceed the arrival of any request that is not yet in the replica's queue.
+
+    A rank in lock step with others takes ``turn``s, as in ``vllm.advance``: it plans a step, processes the outputs of
+    the one that ends, and returns; with the next call it runs the step as ``turn`` says by then.
     """
     ints, floats, mine = rep.ints, rep.floats, state.ints
     shift = eng.block_shift
+    planned = 0
+    rows = 0
+    tokens = 0
+    completed = 0
+    count = 1
+    first = 0.0
+    growth = 0.0
+    if turn is not None:
+        planned = turn.ints[lo.PLANNED]
+        turn.ints[lo.PLANNED] = 0
+        rows = turn.ints[lo.NUM_ROWS]
+        tokens = turn.ints[lo.PREFILL_TOKENS]
+        completed = turn.ints[lo.NUM_PREFILLED]
+        count = turn.ints[lo.COUNT]
+        first = turn.floats[lo.FIRST]
+        growth = turn.floats[lo.GROWTH]
     while True:
-        busy = ints[lo.BUSY]
-        visible = floats[lo.LAST_START] if busy == 1 else floats[lo.NOW]
-        if visible >= horizon:
-            return lo.DONE
+        if planned == 0:
+            busy = ints[lo.BUSY]
+            visible = floats[lo.LAST_START] if busy == 1 else floats[lo.NOW]
+            if visible >= horizon:
+                return lo.DONE
 
-        # --- plan: a batch of prompts, or else decode rows. What the running step emits is known to end, or not.
-        _see_arrivals(rep, req, state, visible)
-        by_length = _end_rows(rep, req, state, shift) if busy == 1 else 0
-        chunked = ints[lo.PARTIAL]
-        if mine[CHUNK_RAN] != 0:
-            mine[CHUNK_RAN] = 0
-            mine[LATCH_OFF] = 1
-            if eng.caching != 0:
-                ints[lo.FREE] += keep(
-                    px, state.tree, chunked, ints[lo.PARTIAL_DONE] >> shift, req.input_tokens[chunked] >> shift
-                )
-        num_before = ints[lo.NUM_RUNNING] - (1 if chunked >= 0 else 0)
-        if mine[LATCH_OFF] != 0 or num_before == 0:
-            mine[LATCH] = 0
-        mine[LATCH_OFF] = 0
-        tokens, pairs, completed = _plan_prompts(rep, req, out, eng, state, px)
-        decoding = False
-        retracted = False
-        if ints[lo.ROWS] > 0 and (tokens == 0 or state.mixed != 0):
-            decoding = _take_pages(rep, eng, state, px)
-            if tokens == 0 and decoding:
-                mine[RATIO_STEPS] += 1
-            elif tokens == 0 and by_length == 0:
-                if eng.stop_at_preemption != 0:
-                    return lo.PREEMPTED
-                if not _retract(rep, req, out, eng, state, px):
-                    return lo.STUCK
+            # --- plan: a batch of prompts, or else decode rows. What the running step emits is known to end, or not.
+            _see_arrivals(rep, req, state, visible)
+            by_length = _end_rows(rep, req, state, shift) if busy == 1 else 0
+            chunked = ints[lo.PARTIAL]
+            if mine[CHUNK_RAN] != 0:
+                mine[CHUNK_RAN] = 0
+                mine[LATCH_OFF] = 1
+                if eng.caching != 0:
+                    ints[lo.FREE] += keep(
+                        px, state.tree, chunked, ints[lo.PARTIAL_DONE] >> shift, req.input_tokens[chunked] >> shift
+                    )
+            num_before = ints[lo.NUM_RUNNING] - (1 if chunked >= 0 else 0)
+            if mine[LATCH_OFF] != 0 or num_before == 0:
+                mine[LATCH] = 0
+            mine[LATCH_OFF] = 0
+            tokens, pairs, completed = _plan_prompts(rep, req, out, eng, state, px)
+            decoding = False
+            retracted = False
+            if ints[lo.ROWS] > 0 and (tokens == 0 or state.mixed != 0):
                 decoding = _take_pages(rep, eng, state, px)
-                retracted = True
-        ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], eng.num_blocks - ints[lo.FREE])
-        ints[lo.PEAK_RUNNING] = max(ints[lo.PEAK_RUNNING], ints[lo.NUM_RUNNING])
+                if tokens == 0 and decoding:
+                    mine[RATIO_STEPS] += 1
+                elif tokens == 0 and by_length == 0:
+                    if eng.stop_at_preemption != 0:
+                        return lo.PREEMPTED
+                    if not _retract(rep, req, out, eng, state, px):
+                        return lo.STUCK
+                    decoding = _take_pages(rep, eng, state, px)
+                    retracted = True
+            ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], eng.num_blocks - ints[lo.FREE])
+            ints[lo.PEAK_RUNNING] = max(ints[lo.PEAK_RUNNING], ints[lo.NUM_RUNNING])
 
-        # --- the running step has ended.
-        if busy == 1 and not _process_outputs(rep, req, out, eng, lim, state, px, rec, decoding):
-            return lo.OVERFLOW
-        if ints[lo.NUM_BAD] > lim.max_bad:
-            return lo.BROKEN
-        if not decoding and tokens == 0:
-            ints[lo.NUM_PENDING] = 0
-            ints[lo.BUSY] = 0
-            if busy == 1:
-                continue
-            if ints[lo.NUM_PREEMPTED_WAITING] > 0 or ints[lo.NUM_RUNNING] > 0:
-                return lo.STUCK
-            state.floats[RATIO_START] = state.init_ratio
-            mine[RATIO_STEPS] = 0
-            if ints[lo.QUEUE_HEAD] == ints[lo.QUEUE_END]:
-                return lo.DONE
-            arrival = req.arrival[rep.queue[ints[lo.QUEUE_HEAD]]]
-            if arrival >= horizon:
-                return lo.DONE
-            floats[lo.NOW] = arrival
-            continue
-        now = floats[lo.NOW]
-        if len(rec.samples) > 0 and now >= floats[lo.NEXT_SAMPLE]:
-            floats[lo.NEXT_SAMPLE] = now + rec.sample_every
-            used = eng.num_blocks - ints[lo.FREE]
-            waiting = ints[lo.NUM_PREEMPTED_WAITING]
-            head, end = ints[lo.QUEUE_HEAD], ints[lo.QUEUE_END]
-            if not record_sample(rec, rep, req, head, end, now, ints[lo.NUM_RUNNING], waiting, used):
+            # --- the running step has ended.
+            if busy == 1 and not _process_outputs(rep, req, out, eng, lim, state, px, rec, decoding):
                 return lo.OVERFLOW
+            if ints[lo.NUM_BAD] > lim.max_bad:
+                return lo.BROKEN
+            if not decoding and tokens == 0:
+                ints[lo.NUM_PENDING] = 0
+                if turn is not None:
+                    return lo.DONE
+                ints[lo.BUSY] = 0
+                if busy == 1:
+                    continue
+                if ints[lo.NUM_PREEMPTED_WAITING] > 0 or ints[lo.NUM_RUNNING] > 0:
+                    return lo.STUCK
+                rest(state)
+                if ints[lo.QUEUE_HEAD] == ints[lo.QUEUE_END]:
+                    return lo.DONE
+                arrival = req.arrival[rep.queue[ints[lo.QUEUE_HEAD]]]
+                if arrival >= horizon:
+                    return lo.DONE
+                floats[lo.NOW] = arrival
+                continue
+            now = floats[lo.NOW]
+            if len(rec.samples) > 0 and now >= floats[lo.NEXT_SAMPLE]:
+                floats[lo.NEXT_SAMPLE] = now + rec.sample_every
+                used = eng.num_blocks - ints[lo.FREE]
+                waiting = ints[lo.NUM_PREEMPTED_WAITING]
+                head, end = ints[lo.QUEUE_HEAD], ints[lo.QUEUE_END]
+                if not record_sample(rec, rep, req, head, end, now, ints[lo.NUM_RUNNING], waiting, used):
+                    return lo.OVERFLOW
+
+            # --- how long it takes, and how many alike follow.
+            rows = ints[lo.ROWS] if decoding else 0
+            context = ints[lo.CONTEXT]
+            attention = 0.0
+            slope = 0.0
+            if rows > 0:
+                knot = knot_at(times, rows, context, ints[lo.KNOT])
+                ints[lo.KNOT] = knot
+                slope = times.attention_slope[rows, knot]
+                attention = times.attention_base[rows, knot] + slope * context
+            growth = slope * rows
+            count = 1
+            if tokens > 0:
+                first = mixed_step_s(times, rows, context, attention, rows + tokens, rows + completed, tokens, pairs)
+                ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + tokens)
+            else:
+                first = times.decode_fixed[rows] + attention
+                if eng.single_step == 0 and ints[lo.NUM_WASTED] == 0 and not retracted:
+                    count = _equal_steps(rep, req, state, times, first, growth, horizon)
+            if turn is not None:
+                turn.ints[lo.PLANNED] = 1
+                turn.ints[lo.NUM_ROWS] = rows
+                turn.ints[lo.PREFILL_TOKENS] = tokens
+                turn.ints[lo.NUM_PREFILLED] = completed
+                turn.ints[lo.COUNT] = count
+                turn.floats[lo.FIRST] = first
+                turn.floats[lo.GROWTH] = growth
+                return lo.DONE
 
         # --- run: one step, or a window of decode steps.
-        rows = ints[lo.ROWS] if decoding else 0
-        context = ints[lo.CONTEXT]
-        attention = 0.0
-        slope = 0.0
-        if rows > 0:
-            knot = knot_at(times, rows, context, ints[lo.KNOT])
-            ints[lo.KNOT] = knot
-            slope = times.attention_slope[rows, knot]
-            attention = times.attention_base[rows, knot] + slope * context
-        growth = slope * rows
-        count = 1
-        if tokens > 0:
-            first = mixed_step_s(times, rows, context, attention, rows + tokens, rows + completed, tokens, pairs)
-            ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + tokens)
-        else:
-            first = times.decode_fixed[rows] + attention
-            if eng.single_step == 0 and ints[lo.NUM_WASTED] == 0 and not retracted:
-                count = _equal_steps(rep, req, state, times, first, growth, horizon)
+        now = floats[lo.NOW]
         elapsed = count * first + 0.5 * growth * count * (count - 1)
         last_start = now + (count - 1) * first + 0.5 * growth * (count - 1) * (count - 2)
         if count > 1:
@@ -856,3 +919,5 @@ def advance(
             if rows > 0 or (completed > 0 and num_others == 0):
                 mine[LATCH_OFF] = 1
             _join(rep, req, state, shift, completed, rows > 0)
+        if turn is not None:
+            return lo.DONE

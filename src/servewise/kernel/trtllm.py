@@ -38,7 +38,7 @@ from servewise.kernel.prefix import (
 from servewise.kernel.rows import blocks_of, compact, steps_before_shortage, unlink
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
-__all__ = ["Trtllm", "advance", "new_trtllm", "trtllm_at"]
+__all__ = ["PLAN", "Trtllm", "advance", "is_deferred", "new_trtllm", "sort_by_arrival", "trtllm_at"]
 
 FAR = 1 << 60
 
@@ -142,7 +142,7 @@ def _run_in_order(rep: Replica, top: int, r: int) -> int:
 
 
 @compiled
-def _sort(pending: NDArray[np.int32], count: int) -> None:
+def sort_by_arrival(pending: NDArray[np.int32], count: int) -> None:
     """Order requests by arrival: so they are freed."""
     for i in range(1, count):
         r = pending[i]
@@ -165,7 +165,7 @@ def _next_finish(rep: Replica, step: int, rows: int) -> int:
 
 
 @compiled
-def _is_deferred(trt: Trtllm, px: Prefix, plan: int, r: int, hit: int, full: int) -> bool:
+def is_deferred(trt: Trtllm, px: Prefix, plan: int, r: int, hit: int, full: int) -> bool:
     """Whether the first new block of a request is being computed by another one; if not, it will be by this one."""
     node, place = first_new_block(px, r, hit, full)
     if node < 0:
@@ -303,7 +303,7 @@ def _must_wait(
         hit_free = 0
         if eng.caching != 0:
             hit, hit_free = lookup(px, r, (known - 1) >> shift)
-            if _is_deferred(trt, px, trt.counts[PLAN] - 1, r, hit, known >> shift):
+            if is_deferred(trt, px, trt.counts[PLAN] - 1, r, hit, known >> shift):
                 continue
         needed = blocks_of(known, shift) if trt.evicting != 0 else trt.blocks[r]
         counted = known
@@ -397,7 +397,7 @@ def advance(
             done = ints[lo.PARTIAL_DONE]
             if caching:
                 hit, _ = lookup(px, partial, known >> shift)
-                _is_deferred(trt, px, plan, partial, hit, known >> shift)
+                is_deferred(trt, px, plan, partial, hit, known >> shift)
             chunk = known - done
             if chunk > budget:
                 chunk = budget & ~phase_mask
@@ -436,7 +436,7 @@ def advance(
             hit_free = 0
             if caching:
                 hit, hit_free = lookup(px, r, (known - 1) >> shift)
-                if _is_deferred(trt, px, plan, r, hit, known >> shift):
+                if is_deferred(trt, px, plan, r, hit, known >> shift):
                     if i == ints[lo.NUM_PREEMPTED_WAITING]:
                         head += 1
                         rep.preempted[i] = r
@@ -518,7 +518,7 @@ def advance(
                 store_blocks(px, r, (req.input_tokens[r] + rep.generated[r]) >> shift)
         trt.counts[NUM_TO_STORE] = 0
         if caching and num_pending > 1:
-            _sort(rep.pending, num_pending)
+            sort_by_arrival(rep.pending, num_pending)
         for i in range(num_pending):
             r = rep.pending[i]
             if rep.state[r] == lo.GONE:

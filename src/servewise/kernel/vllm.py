@@ -453,6 +453,7 @@ def advance(
                             count = min(count, 1 + lag + steps_starting_before(delay, first, growth))
             if turn is not None:
                 turn.ints[lo.PLANNED] = 1
+                turn.ints[lo.NUM_ROWS] = rows
                 turn.ints[lo.PREFILL_TOKENS] = prefill_tokens
                 turn.ints[lo.NUM_PREFILLED] = num_prefilled
                 turn.ints[lo.COUNT] = count

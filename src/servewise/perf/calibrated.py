@@ -78,9 +78,9 @@ def calibration_of(deployment: Deployment, calibrations: Sequence[Calibration]) 
     """The calibration that applies to a deployment: of its engine and device, of its own model first.
 
     An ``absolute`` one holds for the model, precision and parallelism that were measured, and no other. None applies
-    to deployments with speculative decoding, whose steps are others.
+    to deployments with speculative decoding, whose steps are others, nor to groups as a whole; to their pools it does.
     """
-    if deployment.speculation is not None:
+    if deployment.speculation is not None or deployment.disaggregation is not None:
         return None
     own = deployment.model.name, deployment.precision, deployment.parallelism
     near = [c for c in calibrations if (c.engine, c.gpu) == (deployment.engine, deployment.gpu.name)]

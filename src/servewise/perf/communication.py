@@ -9,7 +9,7 @@ from servewise.perf.layout import compute_type
 from servewise.perf.operators import Operators
 from servewise.types import Deployment
 
-__all__ = ["collectives_s"]
+__all__ = ["collectives_s", "exchange_s"]
 
 Array = NDArray[np.float64]
 
@@ -41,10 +41,18 @@ def collectives_s(deployment: Deployment, operators: Operators, tokens: Array) -
     elif parallelism.expert_all_to_all:
         total = total + _all_to_all_s(deployment, operators, tokens)
     else:  # tokens of all ranks are gathered before the experts and their sums scattered after them
-        gathered = operators.collective_s("all_gather", ranks * message, tp * ranks)
-        scattered = operators.collective_s("reduce_scatter", ranks * message, tp * ranks)
-        total = total + model.num_layers * (gathered + scattered)
+        total = total + exchange_s(deployment, operators, ranks * tokens)
     return np.asarray(total + _sends_s(deployment, operators, message))
+
+
+def exchange_s(deployment: Deployment, operators: Operators, tokens: Array) -> Array:
+    """Gathering ``tokens`` of all data parallel ranks together and scattering their sums, over all layers [s]."""
+    model, parallelism = deployment.model, deployment.parallelism
+    message, gpus = 2.0 * tokens * model.hidden_size, parallelism.tensor_parallel_size * parallelism.data_parallel_size
+    nodes = _nodes_of_ranks(deployment)
+    gathered = operators.collective_s("all_gather", message, gpus, nodes)
+    scattered = operators.collective_s("reduce_scatter", message, gpus, nodes)
+    return np.asarray(model.num_layers * (gathered + scattered))
 
 
 def _all_to_all_s(deployment: Deployment, operators: Operators, tokens: Array) -> Array:
@@ -56,20 +64,37 @@ def _all_to_all_s(deployment: Deployment, operators: Operators, tokens: Array) -
     moe, parallelism = deployment.model.moe, deployment.parallelism
     assert moe is not None  # noqa: S101 (only models with experts have ranks, see ``require_supported``)
     gpus = parallelism.tensor_parallel_size * parallelism.data_parallel_size
+    nodes = _nodes_of_ranks(deployment)
     values = tokens / parallelism.tensor_parallel_size * moe.top_k * deployment.model.hidden_size
     narrow = compute_type(deployment.gpu, deployment.precision.weights) != "bf16"
-    there = operators.collective_s("all_to_all", (FP8_VALUE_BYTES if narrow else 2.0) * values, gpus)
-    back = operators.collective_s("all_to_all", 2.0 * values, gpus)
+    there = operators.collective_s("all_to_all", (FP8_VALUE_BYTES if narrow else 2.0) * values, gpus, nodes)
+    back = operators.collective_s("all_to_all", 2.0 * values, gpus, nodes)
     return np.asarray(moe.num_moe_layers * (there + back))
+
+
+def _nodes_of_ranks(deployment: Deployment) -> int:
+    """Fewest nodes over which the GPUs with the same layers are spread.
+
+    vLLM numbers GPUs by data parallel rank, then stage, then within the stage (``distributed/parallel_state.py``:
+    ``initialize_model_parallel``, 0.33.0): the stages of a rank stand together. Other engines keep a stage together.
+    """
+    parallelism, node = deployment.parallelism, deployment.gpu.link_gpus
+    of_rank = parallelism.tensor_parallel_size * parallelism.pipeline_parallel_size
+    if deployment.engine != "vllm":
+        return 1
+    return parallelism.data_parallel_size if of_rank > node else -(-parallelism.num_gpus // node)
 
 
 def _sends_s(deployment: Deployment, operators: Operators, message: Array) -> Array:
     """Hidden state and residual from stage to stage [s]: every rank sends its share, the receivers gather them.
 
-    Stages fill the nodes one after the other; a boundary lies between nodes where one is full.
+    Stages fill the nodes one after the other, of vLLM's data parallel ranks those of each rank; a boundary lies between
+    nodes where one is full.
     """
     parallelism, stages = deployment.parallelism, deployment.parallelism.pipeline_parallel_size
     size, tp = parallelism.num_gpus // stages, parallelism.tensor_parallel_size
+    if deployment.engine == "vllm":
+        size = tp
     total = np.zeros_like(message)
     for boundary in range(1, stages):
         between = (boundary * size) % deployment.gpu.link_gpus == 0

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.engines import capture_sizes, ollama, pads_to_captured_sizes, replays_graphs_with_prompts
-from servewise.perf.communication import collectives_s
+from servewise.perf.communication import collectives_s, exchange_s
 from servewise.perf.host_layers import host_layers
 from servewise.perf.layout import (
     Experts,
@@ -182,7 +182,7 @@ class StepFormula:
     def padded_tokens(self, *, with_prompts: bool) -> int:
         """Most tokens of a step for which all data parallel ranks are padded to the largest batch [tokens].
 
-        They are where a CUDA graph is replayed (vLLM, ``v1/worker/dp_utils.py``).
+        They are where a CUDA graph is replayed (vLLM, ``v1/worker/dp_utils.py``; SGLang, ``layers/dp_attention.py``).
         """
         if not len(self.capture_sizes) or (with_prompts and not self.graphs_with_prompts):
             return 0
@@ -206,9 +206,7 @@ class StepFormula:
         layers = np.full_like(m, 1e-6 * gaps)
         weights, compute = known.weights_scale * read, known.compute_scale * (products - read)
         weights = weights if self.host is None else weights + self.host.products_s(m)
-        # fitted on NVLink, where kernels decide; over PCIe the bus does
-        scale = known.collective_scale if self.deployment.gpu.link_kind == "nvlink" else 1.0
-        collectives = scale * collectives_s(self.deployment, self.operators, m)
+        collectives = self.collective_scale() * collectives_s(self.deployment, self.operators, m)
         busy = weights + compute + collectives + moved + layers
         eager = 1e-6 * known.eager_layer_us * model.num_layers
         floor = np.where(replayed, 0.0, np.maximum(eager - busy, 0.0))
@@ -248,11 +246,21 @@ class StepFormula:
         return time * move / (move + math), time
 
     def experts_s(self, tokens: Array) -> Array:
-        """Routed experts over all layers, for ``tokens`` of all data parallel ranks together [s]."""
+        """Routed experts over all layers, for ``tokens`` of all data parallel ranks together [s].
+
+        With SGLang, which exchanges no padding where it computes none, the exchange around them is in it.
+        """
         if self.experts is None:
             return np.zeros_like(tokens)
         read, whole = self._experts(tokens, self.experts)
-        return np.asarray(self.overheads.weights_scale * read + self.overheads.compute_scale * (whole - read))
+        time = self.overheads.weights_scale * read + self.overheads.compute_scale * (whole - read)
+        if self.deployment.engine == "sglang" and not self.deployment.parallelism.expert_all_to_all:
+            time = time + self.collective_scale() * exchange_s(self.deployment, self.operators, tokens)
+        return np.asarray(time)
+
+    def collective_scale(self) -> float:
+        """By which collectives are off: fitted on NVLink, where kernels decide; over PCIe the bus does."""
+        return self.overheads.collective_scale if self.deployment.gpu.link_kind == "nvlink" else 1.0
 
     def elementwise_bytes(self) -> float:
         """Memory traffic of norms, rotary embedding, activation and quantization of one token [bytes]."""

@@ -50,11 +50,11 @@ class Links:
             system = NVLINK_SYSTEM
         self.system, self.exact = system, exact
 
-    def time_s(self, kind: Collective, num_bytes: Array, num_gpus: int) -> tuple[Array, dict[str, str]]:
-        """Time [s], and notes on what was not measured."""
+    def time_s(self, kind: Collective, num_bytes: Array, num_gpus: int, nodes: int) -> tuple[Array, dict[str, str]]:
+        """Time [s] over at least so many nodes, and notes on what was not measured."""
         if num_gpus == 1:
             return np.zeros_like(num_bytes), {}
-        inside = min(num_gpus, self.gpu.link_gpus)
+        inside = min(-(-num_gpus // nodes), self.gpu.link_gpus)
         nodes = -(-num_gpus // inside)
         if nodes == 1:
             return self._measured(kind, num_bytes, inside)

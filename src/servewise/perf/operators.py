@@ -243,7 +243,7 @@ class Operators:
         """Time of an all-reduce of a message over ``num_gpus`` GPUs [s]; 0 for one GPU."""
         return self.collective_s("all_reduce", num_bytes, num_gpus)
 
-    def collective_s(self, kind: Collective, num_bytes: Array, num_gpus: int) -> Array:
+    def collective_s(self, kind: Collective, num_bytes: Array, num_gpus: int, nodes: int = 1) -> Array:
         """Time of a collective [s]; 0 for one GPU.
 
         Parameters
@@ -253,8 +253,10 @@ class Operators:
         num_bytes : float64 array [bytes]
             The whole message: reduced, gathered, before it is scattered, or what one GPU sends to all.
         num_gpus : int
+        nodes : int
+            That they are spread over, evenly; more when they do not fit.
         """
-        time, notes = self._links.time_s(kind, num_bytes, num_gpus)
+        time, notes = self._links.time_s(kind, num_bytes, num_gpus, nodes)
         self.notes.update(notes)
         return time
 

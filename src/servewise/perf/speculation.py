@@ -21,7 +21,7 @@ from servewise.perf.table import (
 )
 from servewise.types import Deployment, Provenance, StepTable
 
-__all__ = ["SpeculativeFormula", "speculation_provenance", "tabulate_speculation"]
+__all__ = ["SpeculativeFormula", "speculation_provenance", "tabulate_speculation", "uniform"]
 
 Array = NDArray[np.float64]
 
@@ -52,15 +52,38 @@ class SpeculativeFormula(StepFormula):
     def decode_attention_s(self, num_rows: Array, context_tokens: Array, queries: int = 1) -> Array:
         """Attention of a step over all passes [s]: the verification's, and the drafter's."""
         del queries  # those of a verification
+        verifying = self.verification_attention_s(num_rows, context_tokens)
+        return np.asarray(verifying + self.draft_attention_s(num_rows, context_tokens))
+
+    def verification_attention_s(self, num_rows: Array, context_tokens: Array) -> Array:
+        """Attention of the model's own pass over all proposals [s]."""
         n, context = num_rows, context_tokens + self.num_passes * num_rows
         verifying = super().decode_attention_s(n, context, self.queries)
         # FlashAttention 2 packs heads only where every row has one query
         per_row, per_token = self.mixed_row_attention_s()
-        total = np.maximum(verifying, per_row * n + per_token * context)
-        if self.drafter is not None:
-            total = total + self.drafter.decode_attention_s(n, context, self.queries)
-            total = total + (self.num_passes - 1) * self.drafter.decode_attention_s(n, context)
-        return np.asarray(total)
+        return np.asarray(np.maximum(verifying, per_row * n + per_token * context))
+
+    def draft_attention_s(self, num_rows: Array, context_tokens: Array) -> Array:
+        """Attention of the drafter's passes [s]: the first over all tokens of a row, the others over one."""
+        n, context = num_rows, context_tokens + self.num_passes * num_rows
+        if self.drafter is None:
+            return np.zeros(np.broadcast_shapes(n.shape, context.shape))
+        first = self.drafter.decode_attention_s(n, context, self.queries)
+        return np.asarray(first + (self.num_passes - 1) * self.drafter.decode_attention_s(n, context))
+
+    def draft_s(self, num_rows: Array, context_tokens: Array, prefill_tokens: int, pairs: float) -> float:
+        """The drafter's share of a step [s] with ``prefill_tokens`` prompt tokens that attend to ``pairs``."""
+        if self.drafter is None:
+            return 0.0
+        prompts = prefill_tokens > 0
+        first = wide(self.drafter, self) if prompts else uniform(wide(self.drafter, self), self.queries)
+        tokens, sampled = self.queries * num_rows + prefill_tokens, num_rows + prompts
+        total = first.token_parts(tokens, with_prompts=prompts).total
+        total = total + (self.num_passes - 1) * self.drafter.token_parts(sampled).total
+        total = total + self.num_passes * self.drafter.head_s(sampled)
+        total = total + self.draft_attention_s(num_rows, context_tokens)
+        fixed, per_token, per_pair = self.drafter.prefill_attention_s()
+        return float(total[0]) + prompts * (fixed + per_token * prefill_tokens + per_pair * pairs)
 
 
 def uniform(formula: StepFormula, queries: int) -> StepFormula:

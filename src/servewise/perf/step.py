@@ -8,14 +8,14 @@ from types import MappingProxyType
 import numpy as np
 
 from servewise.engines import baselines, llamacpp
-from servewise.errors import InputError, OutOfRangeError
+from servewise.errors import OutOfRangeError
 from servewise.perf.formula import StepFormula
 from servewise.perf.layout import unvalidated
 from servewise.perf.operators import nearest_system
 from servewise.perf.overheads import Overheads, overhead_document, overheads_of
-from servewise.perf.speculation import SpeculativeFormula, speculation_provenance, tabulate_speculation
+from servewise.perf.speculation import SpeculativeFormula, speculation_provenance, tabulate_speculation, uniform
 from servewise.perf.table import tabulate
-from servewise.types import Deployment, Provenance, StepCorrection, StepModel
+from servewise.types import UNCORRECTED, Deployment, Provenance, StepCorrection, StepModel
 
 __all__ = ["explain", "step_model"]
 
@@ -143,43 +143,50 @@ def explain(
     -------
     mapping of str to float [s]
         ``weights`` and ``compute`` (matrix products, split by what the roofline says limits them), ``kv``
-        (decode attention), ``prefill_attention``, ``all_reduce``, ``elementwise``, ``head``, ``overhead``.
+        (decode attention), ``prefill_attention``, ``all_reduce``, ``elementwise``, ``head``, ``overhead``; with
+        speculative decoding these are of the verification of all proposals, and ``draft`` is what the drafter takes.
 
     Raises
     ------
     OutOfRangeError
         When the step is empty.
-    InputError
-        When the deployment has speculation.
     """
     if num_rows < 0 or prefill_tokens < 0 or num_rows + prefill_tokens < 1 or context_tokens < num_rows:
         raise OutOfRangeError(
             f"a step of {num_rows} rows with {context_tokens:g} tokens of context and {prefill_tokens} "
             "prompt tokens does not exist; give at least one row or token, and one token of context a row"
         )
-    if deployment.speculation is not None:
-        raise InputError("a step with speculative decoding is not taken apart; explain it without")
-    formula = StepFormula(deployment)
     pairs = attention_pairs if attention_pairs is not None else prefill_tokens * (prefill_tokens + 1) / 2
-    n, sampled = np.array([float(num_rows)]), np.array([float(num_rows + (prefill_tokens > 0))])
-    parts = formula.token_parts(n + prefill_tokens, with_prompts=prefill_tokens > 0)
-    attention = formula.mixed_attention_s if prefill_tokens else formula.decode_attention_s
+    prompts = prefill_tokens > 0
+    n, context, sampled = (np.array([float(x)]) for x in (num_rows, context_tokens, num_rows + prompts))
+    drafts: dict[str, float] = {}
+    if deployment.speculation is None:
+        formula = one_pass = StepFormula(deployment)
+        attention = (formula.mixed_attention_s if prompts else formula.decode_attention_s)(n, context)
+    else:
+        formula = speculative = SpeculativeFormula(deployment)
+        one_pass = formula if prompts else uniform(formula, formula.queries)
+        attention = speculative.verification_attention_s(n, context)
+        drafts["draft"] = speculative.draft_s(n, context, prefill_tokens, pairs)
+    queries = deployment.queries_per_row
+    parts = one_pass.token_parts(queries * n + prefill_tokens, with_prompts=prompts)
     fixed, per_token, per_pair = formula.prefill_attention_s()
-    by = correction or StepCorrection()
+    by = correction or UNCORRECTED
     work, attend = by.products_scale, by.attention_scale
     prefill = attend * per_pair * pairs + by.pair_s * pairs
-    prefill = work * (fixed + per_token * prefill_tokens) + prefill if prefill_tokens else 0.0
+    prefill = work * (fixed + per_token * prefill_tokens) + prefill if prompts else 0.0
     rows = work * (formula.rows_s(sampled)[0] + formula.step_overhead_s())
     rows += by.step_s + by.row_s * sampled[0] + by.prompt_token_s * prefill_tokens
     return MappingProxyType(
         {
             "weights": float(work * parts.weights[0]),
             "compute": float(work * parts.compute[0]),
-            "kv": float(attend * attention(n, np.array([context_tokens]))[0] + by.context_token_s * context_tokens),
+            "kv": float(attend * attention[0] + by.context_token_s * context_tokens),
             "prefill_attention": float(prefill),
             "all_reduce": float(work * parts.all_reduce[0]),
             "elementwise": float(work * parts.elementwise[0]),
-            "head": float(work * formula.head_s(sampled)[0]),
+            "head": float(work * formula.head_s(queries * sampled)[0]),
             "overhead": float(work * (parts.overhead[0] + parts.floor[0]) + rows),
+            **drafts,
         }
     )

@@ -26,6 +26,7 @@ NUMBERS: Final[Mapping[str, str]] = {
     "ttft": "mean TTFT",
     "tpot": "mean TPOT",
     "memory": "memory of a GPU",
+    "prefill_memory": "memory of a GPU of a prefill instance",
     "cost": "cost per Mtok output at load",
 }
 PARTS: Final[Mapping[str, str]] = {
@@ -40,6 +41,13 @@ PARTS: Final[Mapping[str, str]] = {
     "prompts": "prompts of other requests",
     "spread": "spread",
     "queue": "waiting",
+    "draft": "the drafter's passes",
+    "decode_room": "waiting for room on a decode instance",
+    "link_queue": "waiting for the link",
+    "wire": "bytes on the link",
+    "handshake": "latency of the link",
+    "step_wait": "waiting for a step of the decode instance",
+    "first_step": "the step that yields the first token",
     "activation": "activations",
     "non_torch": "buffers outside the allocator",
     "graph": "CUDA graphs",
@@ -86,10 +94,11 @@ def part_name(name: str) -> str:
 
 
 def point_words(explanation: Explanation) -> str:
-    """The operating point of a replica."""
+    """The operating point of a replica, or of a decode instance."""
     return (
-        f"a replica decodes {explanation.num_rows:.1f} requests at once, with {explanation.context_tokens:,.0f} tokens"
-        f" of context in all; prompts of {explanation.prompt_tokens:,.0f} tokens"
+        f"a {explanation.scheduler} decodes {explanation.num_rows:.1f} requests at once, with "
+        f"{explanation.context_tokens:,.0f} tokens of context in all; "
+        f"prompts of {explanation.prompt_tokens:,.0f} tokens"
     )
 
 

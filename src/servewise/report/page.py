@@ -47,7 +47,7 @@ def plan_html(report: PlanReport) -> str:
     figures = _figures(report, shown)
     body = [
         _answer(report, shown),
-        _operation(report),
+        _operation(report, shown),
         _launch(report),
         _figure_section(["frontier"], figures, "Cost against latency", _FRONTIER_NOTE),
         _frontier_table(report, by_index),
@@ -145,12 +145,13 @@ def _cards(shown: Candidate, report: PlanReport) -> str:
     return f'<dl class="cards">{items}</dl>'
 
 
-def _operation(report: PlanReport) -> str:
+def _operation(report: PlanReport, winner: Candidate | None) -> str:
     rows = []
-    if report.plan.failure is not None:
-        rows.append(failure_words(report.plan.failure))
-    if report.plan.autoscaling is not None:
-        rows.append(f"A fleet that follows the load: {autoscaling_words(report.plan.autoscaling)}")
+    if winner is not None and report.plan.failure is not None:
+        rows.append(failure_words(report.plan.failure, winner.deployment))
+    if winner is not None and report.plan.autoscaling is not None:
+        following = autoscaling_words(report.plan.autoscaling, winner.deployment)
+        rows.append(f"A fleet that follows the load: {following}")
     items = "".join(f"<li>{html_text(row)}</li>" for row in rows)
     return f"<h2>Failures and changing load</h2><ul>{items}</ul>" if rows else ""
 

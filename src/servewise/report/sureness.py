@@ -35,6 +35,8 @@ SEEN: Mapping[str, str] = {
     "transferred gpu": "its GPU not measured",
     "calibrated": "its engine, GPU and model calibrated",
     "calibrated elsewhere": "calibrated with another model, version or load",
+    "drafter": "those of its engine without a drafter, widened",
+    "groups": "of groups; not less than those of its instances as servers of their own",
 }
 """What of a deployment the runs contain that its errors come from."""
 

@@ -81,9 +81,9 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
         rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{risk}"))
     rows.append(("limited by", winner.limited_by or "-"))
     if report.plan.failure is not None:
-        rows.append(("failure", failure_words(report.plan.failure)))
+        rows.append(("failure", failure_words(report.plan.failure, winner.deployment)))
     if report.plan.autoscaling is not None:
-        rows.append(("following", autoscaling_words(report.plan.autoscaling)))
+        rows.append(("following", autoscaling_words(report.plan.autoscaling, winner.deployment)))
     if report.traffic:
         rows.append(("traffic", report.traffic))
     parts: list[RenderableType] = [

@@ -131,9 +131,7 @@ def outside_calibration(search: Search, deployment: Deployment, load: Load, outc
 def _means(
     search: Search, shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, summary: Summary
 ) -> dict[str, MeanEstimate]:
-    """Mean TTFT and TPOT with the errors of predictions like these; nothing where none was held out."""
-    if not shape.deployment.is_plain:
-        return {}
+    """Mean TTFT and TPOT with the errors of predictions like these."""
     outcome = try_fleet(shape, memory, load, num_replicas, stop=False).outcome
     saturated = runs_full(shape, memory, load, outcome)
     error = perf.mean_error(shape.deployment, saturated=saturated)

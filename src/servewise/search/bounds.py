@@ -193,7 +193,7 @@ def _attention_rate(table: StepTable) -> float:
 
 
 def idle_ranks(table: StepTable, num_ranks: int) -> StepTable:
-    """The least times of one of ``num_ranks`` ranks in lock step: those beside ranks with one dummy token each.
+    """The least times of one of ``num_ranks`` ranks in lock step: those beside ranks without tokens.
 
     Where all ranks are padded to the fullest one there is nothing to gain.
     """
@@ -202,8 +202,7 @@ def idle_ranks(table: StepTable, num_ranks: int) -> StepTable:
 
     def least(times: NDArray[np.float64], padded_tokens: int) -> NDArray[np.float64]:
         tokens = np.arange(len(times))
-        together, alone = num_ranks * tokens, tokens + num_ranks - 1
-        beside = table.experts_s[together] - table.experts_s[np.minimum(alone, together)]
+        beside = table.experts_s[num_ranks * tokens] - table.experts_s[tokens]
         return np.where(tokens > padded_tokens, times - beside, times)
 
     return replace(

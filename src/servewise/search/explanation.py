@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from servewise import perf
+from servewise.search.breakdown import Steps, sources_of
 from servewise.search.families import Result
 from servewise.search.fleet import summary_of, try_fleet
-from servewise.search.operating_point import Run, observe
+from servewise.search.group_breakdown import group_numbers
+from servewise.search.operating_point import observe
 from servewise.sim import schedulers
 from servewise.types import (
     Breakdown,
@@ -23,30 +23,22 @@ from servewise.types import (
     MeasuredRuns,
     MemoryReport,
     Part,
-    Provenance,
     Search,
-    StepModel,
 )
 
 __all__ = ["explained"]
 
-NUM_PROMPT_GROUPS = 8
-"""Groups of prompts of like length whose mean prompt is taken apart: short ones read weights, long ones compute."""
 NUM_NEAREST = 3
-SOURCES: Mapping[str, tuple[str, ...]] = {
-    "weights": ("gemm", "moe"),
-    "compute": ("gemm", "moe"),
-    "head": ("gemm",),
-    "kv": ("attention",),
-    "prefill_attention": ("attention",),
-    "all_reduce": ("all_reduce",),
-    "elementwise": ("elementwise",),
-    "overhead": ("overhead", "eager_launch"),
-    "prompts": ("gemm", "moe", "attention", "all_reduce"),
-    "network": ("request",),
-    "tokenizer": ("request",),
-}
-"""Coefficients behind each part, as a step model's provenance names them."""
+GROUP_WARNINGS = (
+    "unvalidated: groups of prefill and decode instances were compared with one set of public runs, of SGLang, whose "
+    "TTFT came out 40% too short (docs/disaggregation.md)",
+    "the draws of step times leave the link between the instances as it is: what its bandwidth and latency leave open "
+    "is in no interval",
+)
+DRAFTER_WARNING = (
+    "the draws of step times leave the acceptance of proposals as it was given: measure it, what it leaves open is in "
+    "no interval"
+)
 
 
 def explained(search: Search, result: Result) -> Explanation:
@@ -59,29 +51,43 @@ def explained(search: Search, result: Result) -> Explanation:
         Of a candidate that keeps the promise.
     """
     candidate, shape, load = result.candidate, result.shape, result.load
-    memory, price = shape.memory, candidate.cost
+    deployment, memory, price = candidate.deployment, shape.memory, candidate.cost
     assert memory is not None  # noqa: S101 (it was simulated)
     assert price is not None  # noqa: S101 (it was priced)
-    trial = try_fleet(shape, memory, load, candidate.deployment.num_replicas, stop=False)
+    trial = try_fleet(shape, memory, load, deployment.num_replicas, stop=False)
     log, summary = summary_of(trial, load, with_intervals=False)
-    by_scheduler = replace(log, replica=schedulers(load.workload, trial.outcome))
-    run = observe(by_scheduler, load.step_model.table, candidate.deployment)
-    steps = _Steps(deployment=candidate.deployment, model=load.step_model)
-    numbers = [
-        steps.ttft(run, summary.means["ttft"]),
-        *([steps.tpot(run, summary.means["tpot"])] if len(run.decoding.rows) else []),
-        _memory(memory),
-        _cost(price, candidate.deployment, search.offers[candidate.deployment.gpu.name]),
-    ]
-    nearest = perf.nearest_runs(candidate.deployment, NUM_NEAREST)
+    memories = [_memory(memory)]
+    warnings = load.step_model.warnings
+    if load.prefill_model is not None and shape.prefill_memory is not None:
+        prompts, decoding, numbers = group_numbers(load, deployment, trial.outcome, summary)
+        memories.append(replace(_memory(shape.prefill_memory), number="prefill_memory"))
+        warnings = tuple(dict.fromkeys((*load.prefill_model.warnings, *warnings, *GROUP_WARNINGS)))
+    else:
+        by_scheduler = replace(log, replica=schedulers(load.workload, trial.outcome))
+        run = observe(by_scheduler, load.step_model.table, deployment)
+        steps = Steps(deployment=deployment, model=load.step_model)
+        prompts, decoding, numbers = run.prompts, run.decoding, [steps.ttft(run, summary.means["ttft"])]
+        if len(decoding.rows):
+            numbers.append(steps.tpot(decoding, summary.means["tpot"]))
+    if deployment.speculation is not None:
+        warnings = (*warnings, DRAFTER_WARNING)
+    nearest = perf.nearest_runs(deployment, NUM_NEAREST)
     return Explanation(
-        num_rows=float(run.decoding.rows.mean()) if len(run.decoding.rows) else 0.0,
-        context_tokens=float(run.decoding.context_tokens.mean()) if len(run.decoding.rows) else 0.0,
-        prompt_tokens=float(run.prompts.tokens.mean()),
-        numbers=tuple(numbers),
-        caveats=(*caveats(load.step_model.warnings), *_unseen_engine(candidate.deployment, nearest)),
+        num_rows=float(decoding.rows.mean()) if len(decoding.rows) else 0.0,
+        context_tokens=float(decoding.context_tokens.mean()) if len(decoding.rows) else 0.0,
+        prompt_tokens=float(prompts.tokens.mean()),
+        numbers=(*numbers, *memories, _cost(price, deployment, _offers(search, deployment))),
+        caveats=(*caveats(warnings), *_unseen_engine(deployment, nearest)),
         nearest=nearest,
+        scheduler="replica" if deployment.disaggregation is None else "decode instance",
     )
+
+
+def _offers(search: Search, deployment: Deployment) -> tuple[GpuOffer, ...]:
+    """Offers of every kind of GPU that a deployment is made of."""
+    group = deployment.disaggregation
+    gpus = [deployment.gpu] if group is None else [group.prefill.gpu, group.decode.gpu]
+    return tuple(offer for name in dict.fromkeys(gpu.name for gpu in gpus) for offer in search.offers[name])
 
 
 def caveats(warnings: Iterable[str]) -> tuple[Caveat, ...]:
@@ -105,99 +111,6 @@ def _unseen_engine(deployment: Deployment, nearest: Sequence[MeasuredRuns]) -> t
     return (Caveat(kind="unvalidated", text=text),)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Steps:
-    """Steps of a deployment, taken apart."""
-
-    deployment: Deployment
-    model: StepModel
-
-    def ttft(self, run: Run, mean_s: float) -> Breakdown:
-        """Mean TTFT: time outside the engine, the steps that compute the prompt, and waiting."""
-        prompts, table = run.prompts, self.model.table
-        fixed_s = table.request_fixed_s
-        tokenizer_s = table.request_s_per_input_token * float(run.input_tokens.mean())
-        prefill_s = float(prompts.alone_s.mean())
-        of_prefill: dict[str, float] = {}
-        groups = np.array_split(np.argsort(prompts.tokens, kind="stable"), min(NUM_PROMPT_GROUPS, len(prompts.tokens)))
-        for members in groups:
-            chunks = float(prompts.num_steps[members].mean())
-            parts = self._parts(
-                float(prompts.rows[members].mean()),
-                float(prompts.context_tokens[members].mean()),
-                float(prompts.tokens[members].mean()) / chunks,
-                float(prompts.pairs[members].mean()) / chunks,
-            )
-            for name, value in parts.items():
-                of_prefill[name] = of_prefill.get(name, 0.0) + value * chunks * len(members) / len(prompts.tokens)
-        of_prefill["spread"] = prefill_s - sum(of_prefill.values())
-        return Breakdown(
-            number="ttft",
-            value=mean_s,
-            unit="s",
-            parts=(
-                self._part("queue", "queue", mean_s - fixed_s - tokenizer_s - prefill_s),
-                *(self._part("prefill", name, value) for name, value in of_prefill.items() if value),
-                self._part("network", "network", fixed_s),
-                self._part("network", "tokenizer", tokenizer_s),
-            ),
-            note=(
-                "queue is what is left: waiting for the step under way, for other prompts and for room; "
-                "spread is what steps vary around the operating point"
-            ),
-        )
-
-    def tpot(self, run: Run, mean_s: float) -> Breakdown:
-        """Mean TPOT: a decode step at the operating point, and what other requests' prompts add to it."""
-        decoding = run.decoding
-        parts = self._parts(float(decoding.rows.mean()), float(decoding.context_tokens.mean()), 0.0, 0.0)
-        parts = {name: value for name, value in parts.items() if value}
-        stall_s = float(decoding.stall_s.mean())
-        spread_s = mean_s - stall_s - sum(parts.values())
-        return Breakdown(
-            number="tpot",
-            value=mean_s,
-            unit="s",
-            parts=(
-                *(self._part("decode step", name, value) for name, value in parts.items()),
-                self._part("other prompts", "prompts", stall_s),
-                self._part("decode step", "spread", spread_s),
-            ),
-            note=(
-                "prompts is what steps take longer that compute prompts of other requests, too; "
-                "spread is what steps vary around the operating point"
-            ),
-        )
-
-    def _parts(self, rows: float, context_tokens: float, prefill_tokens: float, pairs: float) -> dict[str, float]:
-        """Parts of a step [s] with a fraction of a row: between those of the whole numbers beside it."""
-        low = int(rows) if prefill_tokens else max(1, int(rows))
-        above = min(max(rows - low, 0.0), 1.0)
-        found: dict[str, float] = {}
-        for num_rows, share in ((low, 1.0 - above), (low + 1, above)):
-            if share:
-                context = context_tokens * num_rows / rows if rows else 0.0
-                tokens = round(prefill_tokens) or int(prefill_tokens > 0)
-                step = perf.explain(
-                    self.deployment,
-                    num_rows,
-                    max(context, num_rows),
-                    tokens,
-                    pairs if tokens else None,
-                    self.model.correction,
-                )
-                for name, value in step.items():
-                    found[name] = found.get(name, 0.0) + share * value
-        return found
-
-    def _part(self, group: str, name: str, value: float) -> Part:
-        return Part(group=group, name=name, value=value, sources=_sources(self.model.provenance, SOURCES.get(name, ())))
-
-
-def _sources(provenance: Mapping[str, Provenance], names: Iterable[str]) -> tuple[Provenance, ...]:
-    return tuple(dict.fromkeys(provenance[name] for name in names if name in provenance))
-
-
 def _memory(memory: MemoryReport) -> Breakdown:
     """Memory of the fullest GPU."""
     sizes = {
@@ -208,11 +121,11 @@ def _memory(memory: MemoryReport) -> Breakdown:
         "kv": memory.kv_bytes,
     }
     parts = [
-        Part(group="engine", name=name, value=float(size), sources=_sources(memory.provenance, (name,)))
+        Part(group="engine", name=name, value=float(size), sources=sources_of(memory.provenance, (name,)))
         for name, size in sizes.items()
     ]
     rest = float(memory.mem_bytes - sum(sizes.values()))
-    free = Part(group="left free", name="unused", value=rest, sources=_sources(memory.provenance, ("budget",)))
+    free = Part(group="left free", name="unused", value=rest, sources=sources_of(memory.provenance, ("budget",)))
     return Breakdown(
         number="memory",
         value=float(memory.mem_bytes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from servewise.kernel import layout
 from servewise.metrics import broken, e2e_s, finished, tpot_s, ttft_s
@@ -10,7 +11,7 @@ from servewise.perf import explain
 from servewise.search.fleet import Load, Trial, try_fleet
 from servewise.search.shapes import Shape
 from servewise.sim import Outcome, to_log
-from servewise.types import Disaggregation, MemoryReport, Promise, RequestLog, Summary
+from servewise.types import Deployment, Disaggregation, MemoryReport, Promise, RequestLog, Summary
 
 __all__ = ["broken_reason", "limited_by", "replicas", "runs_full"]
 
@@ -18,6 +19,7 @@ GROUPS = {
     "compute": ("compute", "prefill_attention", "head"),
     "memory bandwidth": ("weights", "kv", "elementwise"),
     "communication between GPUs": ("all_reduce",),
+    "drafting": ("draft",),
     "launch and scheduling overhead": ("overhead",),
 }
 KV_FULL_FRAC = 0.95
@@ -34,20 +36,28 @@ def runs_full(shape: Shape, memory: MemoryReport, load: Load, outcome: Outcome) 
     requests = load.packed.requests
     mean_tokens = float(requests.input_tokens.mean() + requests.output_tokens.mean() / 2)
     admitted = min(shape.deployment.max_rows, memory.kv_capacity_tokens / mean_tokens)
-    mean_rows = outcome.times[:, layout.ROW_TIME].sum() / max(float(outcome.times[:, layout.NOW].sum()), 1e-9)
+    decoding = _decoding_times(shape.deployment, outcome)
+    mean_rows = decoding[:, layout.ROW_TIME].sum() / max(float(decoding[:, layout.NOW].sum()), 1e-9)
     return bool(mean_rows >= FULL_FRAC * admitted)
 
 
+def _decoding_times(deployment: Deployment, outcome: Outcome) -> NDArray[np.float64]:
+    """Times of what decodes: of every scheduler, or of the decode instances of groups."""
+    group = deployment.disaggregation
+    if group is None:
+        return outcome.times
+    instance = np.arange(len(outcome.times)) % (group.prefill.num_instances + group.decode.num_instances)
+    return np.asarray(outcome.times[instance >= group.prefill.num_instances])
+
+
 def limited_by(shape: Shape, memory: MemoryReport, load: Load, trial: Trial) -> str:
-    """The resource that takes most of the replicas' time, or full KV memory, and what one replica less breaks."""
-    outcome = trial.outcome
-    if shape.deployment.disaggregation is not None:
-        return _busier_pool(shape.deployment.disaggregation, outcome)
+    """What the replicas' time goes to, full KV memory, or a group's busier pool; and what one replica less breaks."""
+    outcome, group = trial.outcome, shape.deployment.disaggregation
     used_frac = outcome.peak_kv_blocks / outcome.num_kv_blocks
-    if outcome.num_preemptions or used_frac >= KV_FULL_FRAC:
+    if group is not None:
+        first = _busier_pool(group, outcome)
+    elif outcome.num_preemptions or used_frac >= KV_FULL_FRAC:
         first = f"KV memory ({used_frac:.0%} in use at the peak, {outcome.num_preemptions} preemptions)"
-    elif shape.deployment.speculation is not None:  # its steps are not taken apart
-        first = f"step time (replicas busy {_busy_frac(outcome):.0%})"
     else:
         name, share = _main_resource(shape, load, outcome)
         first = f"{name} ({share:.0%} of step time; replicas busy {_busy_frac(outcome):.0%})"
@@ -100,13 +110,14 @@ def _main_resource(shape: Shape, load: Load, outcome: Outcome) -> tuple[str, flo
     rows = min(max(1, round(float(mean_rows))), shape.deployment.max_rows)
     requests = load.packed.requests
     context = int(rows * (requests.input_tokens.mean() + requests.output_tokens.mean() / 2))
-    prompt = min(int(requests.input_tokens.mean()), shape.deployment.max_step_tokens - rows)
+    room = shape.deployment.max_step_tokens - rows * shape.deployment.queries_per_row
+    prompt = min(int(requests.input_tokens.mean()), room)
     time_of: dict[str, float] = {}
     for seconds, prefill_tokens in ((decode_s, 0), (mixed_s, max(prompt, 1))):
         parts = explain(shape.deployment, rows, context, prefill_tokens, correction=load.step_model.correction)
         total = sum(parts.values())
         for group, names in GROUPS.items():
-            time_of[group] = time_of.get(group, 0.0) + seconds * sum(parts[name] for name in names) / total
+            time_of[group] = time_of.get(group, 0.0) + seconds * sum(parts.get(name, 0.0) for name in names) / total
     name = max(time_of, key=lambda group: time_of[group])
     return name, time_of[name] / max(mixed_s + decode_s, 1e-9)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from servewise.metrics import finished
 from servewise.types import Deployment, RequestLog, StepTable
 
-__all__ = ["Decoding", "Prompts", "Run", "observe"]
+__all__ = ["Decoding", "Prompts", "Run", "Served", "decoding_of", "observe", "prompts_of", "single_steps_s"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -52,11 +52,14 @@ class Decoding:
         Decode rows, its own included, and their contexts, summed.
     stall_s : float64 array [s]
         What the prompts of other requests added to each of its tokens.
+    steps_per_token : float64 array
+        1 but with speculative decoding, where a step yields several tokens.
     """
 
     rows: Floats
     context_tokens: Floats
     stall_s: Floats
+    steps_per_token: Floats
 
 
 Columns = TypeVar("Columns", Prompts, Decoding)
@@ -78,7 +81,7 @@ class _Replica:
     pipeline stages they are spread evenly over as many batches, and the state is that of one batch.
     """
 
-    def __init__(self, log: _Columns, num_stages: int) -> None:
+    def __init__(self, log: Served, num_stages: int) -> None:
         self.num_stages = num_stages
         span = log.last - log.first
         decoding = (log.outputs > 1) & (span > 0)
@@ -117,48 +120,91 @@ class _Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """Finished requests of one replica: times at which the engine emitted their tokens, and their tokens."""
+class Served:
+    """Finished requests of schedulers: when the engine emitted their first and last tokens [s], and their tokens."""
 
+    scheduler: Ints
     first: Floats
     last: Floats
     inputs: Floats
     outputs: Floats
     cached: Floats
 
-    def prompts(self, replica: _Replica, table: StepTable, deployment: Deployment) -> Prompts:
-        """How the prompts were computed."""
-        rows, context = replica.just_before(self.first)
-        tokens = self.inputs - self.cached
-        pairs = (self.inputs * (self.inputs + 1) - self.cached * (self.cached + 1)) / 2
-        num_steps, alone_s = prefill_s(table, deployment, rows, context, tokens, pairs, np.ones_like(rows))
-        alone_s *= (1 + (num_steps - 1) / replica.num_stages) / num_steps  # chunks follow each other through stages
-        return Prompts(
-            tokens=tokens, pairs=pairs, num_steps=num_steps, rows=rows, context_tokens=context, alone_s=alone_s
-        )
+    def by_scheduler(self, deployment: Deployment) -> Iterator[tuple[Served, _Replica]]:
+        """The requests of each scheduler, and its state over time."""
+        for number in np.unique(self.scheduler):
+            mine = self.scheduler == number
+            own = Served(**{field.name: getattr(self, field.name)[mine] for field in fields(Served)})
+            yield own, _Replica(own, deployment.parallelism.pipeline_parallel_size)
 
-    def decoding(self, replica: _Replica, table: StepTable, deployment: Deployment) -> Decoding:
-        """What the tokens met."""
-        of_prompts = self.prompts(replica, table, deployment)
+
+def prompts_of(served: Served, table: StepTable, deployment: Deployment) -> Prompts:
+    """How the prompts were computed."""
+    return _joined(Prompts, [_prompts(own, at, table, deployment) for own, at in served.by_scheduler(deployment)])
+
+
+def decoding_of(served: Served, table: StepTable, deployment: Deployment, *, beside_prompts: bool = True) -> Decoding:
+    """What the tokens met; ``beside_prompts`` says whether the same schedulers computed the prompts."""
+    return _joined(
+        Decoding, [_decoding(own, at, table, deployment, beside_prompts) for own, at in served.by_scheduler(deployment)]
+    )
+
+
+def single_steps_s(served: Served, table: StepTable, deployment: Deployment) -> Floats:
+    """The decode step that yields each request's first token [s], beside the rows that are there just before."""
+    found = []
+    for own, replica in served.by_scheduler(deployment):
+        rows, context = replica.just_before(own.first)
+        num_rows = np.minimum(rows + 1, table.max_rows)
+        found.append(decode_s(table, num_rows, np.maximum(context + own.inputs, num_rows)))
+    return np.concatenate(found)
+
+
+def _prompts(own: Served, replica: _Replica, table: StepTable, deployment: Deployment) -> Prompts:
+    rows, context = replica.just_before(own.first)
+    tokens = own.inputs - own.cached
+    pairs = (own.inputs * (own.inputs + 1) - own.cached * (own.cached + 1)) / 2
+    num_steps, alone_s = prefill_s(table, deployment, rows, context, tokens, pairs, np.ones_like(rows))
+    alone_s *= (1 + (num_steps - 1) / replica.num_stages) / num_steps  # chunks follow each other through stages
+    return Prompts(tokens=tokens, pairs=pairs, num_steps=num_steps, rows=rows, context_tokens=context, alone_s=alone_s)
+
+
+def _decoding(
+    own: Served, replica: _Replica, table: StepTable, deployment: Deployment, beside_prompts: bool
+) -> Decoding:
+    several = (own.outputs > 1) & (own.last > own.first)
+    first, last, tokens = own.first[several], own.last[several], own.outputs[several] - 1
+    stall_s = np.zeros_like(first)
+    if beside_prompts:
+        of_prompts = _prompts(own, replica, table, deployment)
         # prompts that end at one moment were in one step
-        moments, step = np.unique(self.first, return_inverse=True)
-        tokens, pairs, num = (
+        moments, step = np.unique(own.first, return_inverse=True)
+        new_tokens, pairs, num = (
             np.bincount(step, weight).astype(np.float64)
             for weight in (of_prompts.tokens, of_prompts.pairs, np.ones(len(step)))
         )
         rows, context = replica.just_before(moments)
-        num_steps, mixed_s = prefill_s(table, deployment, rows, context, tokens, pairs, num)
+        num_steps, mixed_s = prefill_s(table, deployment, rows, context, new_tokens, pairs, num)
         extra_s = np.concatenate([[0.0], np.cumsum(mixed_s - num_steps * decode_s(table, rows, context))])
-        several = (self.outputs > 1) & (self.last > self.first)
-        first, last = self.first[several], self.last[several]
         after, until = (np.searchsorted(moments, at, side="right") for at in (first, last))
-        mean_rows, mean_context = replica.means(table, first, last)
-        return Decoding(
-            rows=mean_rows,
-            context_tokens=mean_context,
-            # a batch delays those behind it by a stage of its own
-            stall_s=(extra_s[until] - extra_s[after]) / replica.num_stages / (self.outputs[several] - 1),
-        )
+        # a batch delays those behind it by a stage of its own
+        stall_s = (extra_s[until] - extra_s[after]) / replica.num_stages / tokens
+    mean_rows, mean_context = replica.means(table, first, last)
+    return Decoding(
+        rows=mean_rows,
+        context_tokens=mean_context,
+        stall_s=stall_s,
+        steps_per_token=_num_steps(deployment, tokens) / tokens,
+    )
+
+
+def _num_steps(deployment: Deployment, tokens: Floats) -> Floats:
+    """Steps in which so many tokens come, on average over where in the schedule of acceptance they begin."""
+    if deployment.speculation is None:
+        return tokens
+    mean = deployment.speculation.mean_tokens_per_step
+    most = np.ceil(tokens / mean)
+    return np.asarray(most - 1 + np.minimum(tokens - mean * (most - 1), 1.0))
 
 
 def observe(log: RequestLog, table: StepTable, deployment: Deployment) -> Run:
@@ -174,23 +220,18 @@ def observe(log: RequestLog, table: StepTable, deployment: Deployment) -> Run:
     """
     done = finished(log)
     outside_s = table.request_fixed_s + table.request_s_per_input_token * log.input_tokens
-    prompts, decoding = [], []
-    for number in np.unique(log.replica[done]):
-        mine = done & (log.replica == number)
-        columns = _Columns(
-            first=(log.first_token_s - outside_s)[mine],
-            last=(log.last_token_s - outside_s)[mine],
-            inputs=log.input_tokens[mine].astype(np.float64),
-            outputs=log.output_tokens[mine].astype(np.float64),
-            cached=np.clip(log.cached_tokens[mine], 0, log.input_tokens[mine] - 1).astype(np.float64),
-        )
-        replica = _Replica(columns, deployment.parallelism.pipeline_parallel_size)
-        prompts.append(columns.prompts(replica, table, deployment))
-        decoding.append(columns.decoding(replica, table, deployment))
+    served = Served(
+        scheduler=log.replica[done],
+        first=(log.first_token_s - outside_s)[done],
+        last=(log.last_token_s - outside_s)[done],
+        inputs=log.input_tokens[done].astype(np.float64),
+        outputs=log.output_tokens[done].astype(np.float64),
+        cached=np.clip(log.cached_tokens[done], 0, log.input_tokens[done] - 1).astype(np.float64),
+    )
     return Run(
         input_tokens=log.input_tokens[done],
-        prompts=_joined(Prompts, prompts),
-        decoding=_joined(Decoding, decoding),
+        prompts=prompts_of(served, table, deployment),
+        decoding=decoding_of(served, table, deployment),
     )
 
 
@@ -225,10 +266,15 @@ def prefill_s(
 
     Prompts beyond what the token budget leaves are cut into equal chunks.
     """
-    num_steps = np.ceil(tokens / np.maximum(deployment.max_step_tokens - rows, 1.0))
-    in_step = np.rint(rows + tokens / num_steps).astype(np.int64)
+    drafter = deployment.speculation
+    extra = 0 if drafter is None else drafter.budget_tokens_per_request
+    row_tokens = deployment.queries_per_row * rows
+    num_steps = np.ceil(tokens / np.maximum(deployment.max_step_tokens - row_tokens - extra * (rows + 1), 1.0))
+    in_step = np.rint(row_tokens + tokens / num_steps).astype(np.int64)
     sampled = np.minimum(rows + num_prompts, table.max_rows).astype(np.int64)
-    one = table.mixed_tokens_s[in_step] + attention_s(table, rows, context_tokens) + table.prefill_fixed_s
+    unpacked = table.mixed_row_attention_fixed_s * rows + table.mixed_row_attention_s_per_token * context_tokens
+    attention = np.maximum(attention_s(table, rows, context_tokens), unpacked)
+    one = table.mixed_tokens_s[in_step] + attention + table.prefill_fixed_s
     sampling = num_steps * table.sample_s[rows.astype(np.int64)]
     sampling += table.sample_s[sampled] - table.sample_s[rows.astype(np.int64)]
     return num_steps, np.asarray(

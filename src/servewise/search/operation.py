@@ -12,8 +12,8 @@ from servewise.metrics import summarize
 from servewise.perf import start_up_s
 from servewise.search.families import Result
 from servewise.search.pricing import usd_per_h
-from servewise.sim import ClusterRun, Life, simulate_cluster
-from servewise.types import Autoscaling, Failure, Outage, Search, Summary
+from servewise.sim import ClusterRun, Life, simulate_cluster, simulate_group_cluster
+from servewise.types import Autoscaling, Failure, MemoryReport, Outage, Role, Search, StepModel, Summary
 from servewise.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 
 __all__ = ["autoscaling", "busiest_s", "failure", "lives_by_rate", "paid"]
@@ -33,7 +33,8 @@ SHORTEST_SPAN = 10.0
 def failure(search: Search, result: Result) -> Failure | None:
     """One of the winner's replicas fails at the start of the busiest stretch as long as its start-up.
 
-    None where all requests come at once.
+    A group of prefill and decode instances fails, and starts, as a whole: what outlives one of its instances is not
+    simulated. None where all requests come at once.
     """
     load, num_replicas = result.load, result.candidate.deployment.num_replicas
     if load.workload.span_s <= 0:
@@ -135,12 +136,13 @@ def lives_by_rate(arrival_s: np.ndarray, replica_rps: float, start_s: float, fir
 
 
 def _cluster(result: Result, lives: Sequence[Life]) -> ClusterRun:
-    memory = result.shape.memory
+    memory, load, deployment = result.shape.memory, result.load, result.candidate.deployment
     assert memory is not None  # noqa: S101 (it was simulated)
-    load = result.load
-    return simulate_cluster(
-        load.workload, result.candidate.deployment, load.step_model, memory, lives, record_itl=load.records_itl
-    )
+    if load.prefill_model is not None and result.shape.prefill_memory is not None:
+        models: dict[Role, StepModel] = {"prefill": load.prefill_model, "decode": load.step_model}
+        memories: dict[Role, MemoryReport] = {"prefill": result.shape.prefill_memory, "decode": memory}
+        return simulate_group_cluster(load.workload, deployment, models, memories, lives, record_itl=load.records_itl)
+    return simulate_cluster(load.workload, deployment, load.step_model, memory, lives, record_itl=load.records_itl)
 
 
 def _summary(result: Result, run: ClusterRun) -> Summary:
@@ -148,11 +150,14 @@ def _summary(result: Result, run: ClusterRun) -> Summary:
 
 
 def _start_up_s(search: Search, result: Result) -> float:
+    """Until a replica serves [s]; the instances of a group start side by side."""
     if search.start_up_s is not None:
         return search.start_up_s
-    memory = result.shape.memory
-    assert memory is not None  # noqa: S101 (it was simulated)
-    return start_up_s(memory, result.candidate.deployment.parallelism.num_gpus)[0]
+    shape, group = result.shape, result.candidate.deployment.disaggregation
+    starting = [(shape.memory, result.candidate.deployment.parallelism)]
+    if group is not None:
+        starting.append((shape.prefill_memory, group.prefill.parallelism))
+    return max(start_up_s(memory, spread.num_gpus)[0] for memory, spread in starting if memory is not None)
 
 
 def _usd_per_h(search: Search, result: Result, num_replicas: int) -> float:

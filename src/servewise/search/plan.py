@@ -68,7 +68,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
             explanation = _assure_best(search, pool, tell, results)
             tell("operation", 0, 1)
             best = _winner(results)
-            if best is not None and best.shape.deployment.is_plain:
+            if best is not None:
                 broken_down, following = failure(search, best), autoscaling(search, best)
             tell("operation", 1, 1)
         except KeyboardInterrupt:  # what was found is worth keeping
@@ -128,7 +128,7 @@ def _assure_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
     if not ranking:
         return None
     chosen = [results[place[index]] for index in _frontier(candidates, ranking)[:NUM_IN_FULL]]
-    explanation = explained(search, chosen[0]) if chosen[0].shape.deployment.is_plain else None
+    explanation = explained(search, chosen[0])
     # settings that share step times share what is drawn of them
     shapes = {id(result.load.step_model): result.shape.deployment for result in chosen}
     drawn = dict(zip(shapes, pool.map(lambda d: draw(d, search.calibrations), shapes.values()), strict=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from servewise.engines import tgi, vllm
 from servewise.types import EngineName, GpuSpec, ModelSpec, Parallelism, WeightPrecision
 
@@ -9,6 +11,9 @@ __all__ = ["spreads"]
 
 ATTENTION_RANKS: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
 """Engines whose ranks may attend to their own requests and share the experts."""
+
+STAGED: tuple[EngineName, ...] = ("vllm", "tensorrt-llm")
+"""Engines whose pipeline stages are simulated."""
 
 STAGES = (2, 4)
 """Pipeline stages that are tried."""
@@ -21,8 +26,8 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     """Spreads that are tried, in a fixed order.
 
     Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
-    all GPUs of the replica; for vLLM also ranks that fill two nodes, pipeline stages within a node, and whole nodes as
-    stages of two or four.
+    all GPUs of the replica; for vLLM and TensorRT-LLM pipeline stages within a node; for vLLM also ranks that fill two
+    nodes, alone or with two stages each, and whole nodes as stages of two or four.
 
     Parameters
     ----------
@@ -48,11 +53,17 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
             if (size * ranks <= node or (engine == "vllm" and size * ranks == 2 * node))
             and model.moe.num_experts % (size * ranks) == 0
         ]
-    if engine == "vllm":
+    if engine in STAGED:
         found += [
             Parallelism(tensor_parallel_size=size, pipeline_parallel_size=stages)
             for stages in STAGES
             for size in tensor
-            if (size * stages <= node or size == node) and stages <= model.num_layers
+            if (size * stages <= node or (engine == "vllm" and size == node)) and stages <= model.num_layers
+        ]
+    if engine == "vllm" and model.moe is not None and model.num_layers > 1:
+        found += [
+            replace(spread, pipeline_parallel_size=2)
+            for spread in found
+            if spread.data_parallel_size > 1 and spread.num_gpus == node and 2 * spread.tensor_parallel_size <= node
         ]
     return tuple(found)

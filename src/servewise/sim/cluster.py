@@ -7,9 +7,9 @@ is lost. Requests that come while nothing is up wait for the next replica. Both 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,18 @@ from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.fleet import DRAINING, GONE, UP, route
 from servewise.sim.check import check
+from servewise.sim.disaggregated import group_task
 from servewise.sim.drivers import driver_of, routes_by_kv_use
+from servewise.sim.group_run import GroupTask, completed_groups
 from servewise.sim.outcome import gaps_of
 from servewise.sim.pack import pack_times, select_prefix
 from servewise.sim.run import pack_requests
 from servewise.sim.task import ROUTERS, Arrays, Task, completed, num_engines, num_ranks
-from servewise.types import Deployment, MemoryReport, RequestLog, RequestStatus, StepModel, Workload
+from servewise.types import Deployment, MemoryReport, RequestLog, RequestStatus, Role, StepModel, Workload
 
-__all__ = ["ClusterRun", "Life", "simulate_cluster"]
+__all__ = ["ClusterRun", "Life", "simulate_cluster", "simulate_group_cluster"]
+
+AnyTask = TypeVar("AnyTask", Task, GroupTask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,20 +108,15 @@ def simulate_cluster(
     InputError
         When there is no replica, or as ``sim.simulate``.
     """
-    if not lives or any(not life.ready_s < life.until_s for life in lives):
-        raise InputError("a cluster needs replicas, each of which is ready before it ends")
     fleet = replace(deployment, num_replicas=len(lives))
     engines = num_engines(deployment)
     slots = [life for life in lives for _ in range(engines)]
     ranks = num_ranks(fleet)
     check(fleet, step_model, memory, num_rows=fleet.max_rows, num_ranks=ranks)
-    arrival_s = workload.arrival_s
-    attempts = _Attempts(request=np.arange(workload.num_requests), entry_s=_next_up(lives, arrival_s), lost={})
-    while True:
-        sent = _rows(workload, attempts)
-        packed = pack_requests(sent, fleet, step_model.table)
-        task = Task(
-            packed=packed,
+
+    def task_of(sent: Workload) -> Task:
+        return Task(
+            packed=pack_requests(sent, fleet, step_model.table),
             deployment=fleet,
             memory=memory,
             engine=driver_of(fleet).engine(fleet, memory.num_kv_blocks)._replace(single_step=int(not fast_forward)),
@@ -132,19 +131,78 @@ def simulate_cluster(
             kv_aware=routes_by_kv_use(fleet),
             starts_and_ends=True,
         )
+
+    def complete(task: Task, attempt: Callable[[Task, Arrays], int]) -> Arrays:
+        return completed(task, attempt, knows_prefix=workload.prefix is not None)
+
+    return _until_all_failures_are_known(workload, lives, slots, task_of, complete)
+
+
+def simulate_group_cluster(
+    workload: Workload,
+    deployment: Deployment,
+    step_models: Mapping[Role, StepModel],
+    memories: Mapping[Role, MemoryReport],
+    lives: Sequence[Life],
+    *,
+    record_itl: bool = False,
+    fast_forward: bool = True,
+) -> ClusterRun:
+    """Simulate groups of prefill and decode instances that come and go, each as a whole.
+
+    Parameters
+    ----------
+    workload, deployment, step_models, memories
+        As for ``sim.simulate_disaggregated``; ``deployment.num_replicas`` is not used.
+    lives, record_itl, fast_forward
+        As for :func:`simulate_cluster`, a life being a group's.
+
+    Raises
+    ------
+    InputError
+        When there is no group, or as ``sim.simulate_disaggregated``.
+    """
+    fleet = replace(deployment, num_replicas=len(lives))
+
+    def task_of(sent: Workload) -> GroupTask:
+        task = group_task(sent, fleet, step_models, memories, record_itl=record_itl, fast_forward=fast_forward)
+        return replace(task, starts_and_ends=True)
+
+    return _until_all_failures_are_known(workload, lives, lives, task_of, completed_groups)
+
+
+def _until_all_failures_are_known(
+    workload: Workload,
+    lives: Sequence[Life],
+    slots: Sequence[Life],
+    task_of: Callable[[Workload], AnyTask],
+    complete: Callable[[AnyTask, Callable[[AnyTask, Arrays], int]], Arrays],
+) -> ClusterRun:
+    """Run, and run again with what each failure lost sent to others, until no failure is new.
+
+    ``slots`` are the lives of what the router sends to; ``task_of`` makes the kernel's input of the requests as they
+    are sent, ``complete`` runs it to its end.
+    """
+    if not lives or any(not life.ready_s < life.until_s for life in lives):
+        raise InputError("a cluster needs replicas, each of which is ready before it ends")
+    arrival_s = workload.arrival_s
+    attempts = _Attempts(request=np.arange(workload.num_requests), entry_s=_next_up(lives, arrival_s), lost={})
+    while True:
+        sent = _rows(workload, attempts)
+        task = task_of(sent)
         failures: dict[int, NDArray[np.int64]] = {}
 
-        def attempt(task: Task, state: Arrays, failures: dict[int, NDArray[np.int64]] = failures) -> int:
+        def attempt(task: AnyTask, state: Arrays, failures: dict[int, NDArray[np.int64]] = failures) -> int:
             failures.clear()
             return _live(task, state, slots, attempts.lost, failures)
 
-        end = completed(task, attempt, knows_prefix=workload.prefix is not None)
+        end = complete(task, attempt)
         new = [i for i in failures if i not in attempts.lost]
         if not new:
             for rows in failures.values():  # what was streamed before the replica failed
                 end.outputs.first[rows] = end.outputs.last[rows] = np.nan
             return _cluster_run(workload, lives, attempts, task, end)
-        accepted = np.arange(sent.num_requests) if packed.accepted is None else packed.accepted
+        accepted = np.arange(sent.num_requests) if task.packed.accepted is None else task.packed.accepted
         for i in new:
             attempts.lost[i] = attempts.request[accepted[failures[i]]]
             entry_s = _next_up(lives, np.full(len(failures[i]), slots[i].until_s))
@@ -179,7 +237,7 @@ def _rows(workload: Workload, attempts: _Attempts) -> Workload:
 
 
 def _live(
-    task: Task,
+    task: Task | GroupTask,
     state: Arrays,
     lives: Sequence[Life],
     known: dict[int, NDArray[np.int64]],
@@ -229,7 +287,9 @@ def _unfinished(state: Arrays, replica: int, num_sent: int, time_s: float) -> ND
     return np.asarray(sent[~(last_s <= time_s) & (state.outputs.rejected[sent] == 0)])
 
 
-def _cluster_run(workload: Workload, lives: Sequence[Life], attempts: _Attempts, task: Task, end: Arrays) -> ClusterRun:
+def _cluster_run(
+    workload: Workload, lives: Sequence[Life], attempts: _Attempts, task: Task | GroupTask, end: Arrays
+) -> ClusterRun:
     """The log by request: times of the attempt that was finished, counted from the first intended send."""
     n = workload.num_requests
     rows = np.arange(len(attempts.request)) if task.packed.accepted is None else task.packed.accepted

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.errors import InputError, SimulationError
-from servewise.kernel import fleet, group, layout
+from servewise.errors import InputError
+from servewise.kernel import group, layout
 from servewise.perf import kv_transfer_bytes
 from servewise.sim.check import check
 from servewise.sim.drivers import driver_of
 from servewise.sim.drivers.base import plain_engine
+from servewise.sim.group_run import GroupTask, completed_groups, outcome_of, whole_run
 from servewise.sim.outcome import Outcome
 from servewise.sim.pack import Packed, pack_accepted, pack_times
-from servewise.sim.task import ROUTERS
 from servewise.types import (
     ROLES,
     Deployment,
@@ -31,7 +31,7 @@ from servewise.types import (
     Workload,
 )
 
-__all__ = ["pack_disaggregated", "simulate_disaggregated"]
+__all__ = ["group_task", "pack_disaggregated", "simulate_disaggregated"]
 
 KINDS: Mapping[EngineName, int] = {"vllm": group.PULL, "sglang": group.PUSH, "tensorrt-llm": group.HANDOFF}
 GROUP_ROUTERS = {"round_robin": group.ROUND_ROBIN, "least_requests": group.LEAST_REQUESTS}
@@ -39,25 +39,6 @@ SGLANG_RESERVED_TOKENS = 512
 """``num_reserved_decode_tokens``: kept on D for every request that it has."""
 SGLANG_PAGES_MORE = 3
 """Pages that must be free on P beyond the prompt's: its one token, rounding, and one because the need must be less."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """The kernel's input; ``concurrency`` is 0 in an open loop."""
-
-    packed: Packed
-    deployment: Deployment
-    prefill: group.Pool
-    decode: group.Pool
-    protocol: group.Protocol
-    prefill_blocks: NDArray[np.int32]
-    decode_blocks: NDArray[np.int32]
-    wire_s: NDArray[np.float64]
-    limits: layout.Limits
-    record_itl: bool
-    num_samples: int
-    sample_every_s: float
-    concurrency: int
 
 
 def simulate_disaggregated(
@@ -111,6 +92,39 @@ def simulate_disaggregated(
     SimulationError
         When the kernel reports a state that must not exist.
     """
+    task = group_task(
+        workload,
+        deployment,
+        step_models,
+        memories,
+        packed=packed,
+        promise=promise,
+        max_bad=max_bad,
+        record_itl=record_itl,
+        num_samples=num_samples,
+        concurrency=concurrency,
+        think_s=think_s,
+        fast_forward=fast_forward,
+    )
+    return outcome_of(task, completed_groups(task, whole_run))
+
+
+def group_task(
+    workload: Workload,
+    deployment: Deployment,
+    step_models: Mapping[Role, StepModel],
+    memories: Mapping[Role, MemoryReport],
+    *,
+    packed: Packed | None = None,
+    promise: Promise | None = None,
+    max_bad: int | None = None,
+    record_itl: bool = False,
+    num_samples: int = 0,
+    concurrency: int = 0,
+    think_s: float = 0.0,
+    fast_forward: bool = True,
+) -> GroupTask:
+    """The kernel's input of a run; parameters and errors are those of :func:`simulate_disaggregated`."""
     _check(deployment, step_models, memories, concurrency, think_s)
     if packed is None:
         packed = pack_disaggregated(workload, deployment, step_models["prefill"])
@@ -122,7 +136,7 @@ def simulate_disaggregated(
     disaggregation = deployment.disaggregation
     assert disaggregation is not None  # noqa: S101 (checked)
     sender = deployment.pool("prefill")
-    task = _Task(
+    return GroupTask(
         packed=packed,
         deployment=deployment,
         prefill=pools["prefill"],
@@ -143,7 +157,6 @@ def simulate_disaggregated(
         sample_every_s=max(workload.span_s, 1.0) / max(num_samples, 1),
         concurrency=concurrency,
     )
-    return _outcome(task)
 
 
 def pack_disaggregated(workload: Workload, deployment: Deployment, step_model: StepModel) -> Packed:
@@ -283,96 +296,3 @@ def _blocks(
                 f"{have}; lower max_tokens or the context, or use more or larger GPUs"
             )
     return held.astype(np.int32), most.astype(np.int32)
-
-
-def _outcome(task: _Task) -> Outcome:
-    """Run a task with buffers of a likely size, and again with larger ones as long as they overflow."""
-    num_requests = len(task.packed.requests.arrival)
-    num_gaps = 8 * (num_requests // task.deployment.num_replicas + 64) if task.record_itl else 0
-    num_rows = 3 * task.num_samples
-    while True:
-        status, outcome = _run_once(task, num_gaps, num_rows)
-        if status == layout.STUCK:
-            raise SimulationError("a request waits for KV blocks that nobody will ever free")
-        if status != layout.OVERFLOW:
-            return outcome
-        num_gaps *= 2
-        num_rows *= 2
-
-
-def _queues(task: _Task) -> tuple[layout.Requests, layout.Replica]:
-    """The requests of one run, and the queue and clock of each group."""
-    requests, num_groups = task.packed.requests, task.deployment.num_replicas
-    num_requests = len(requests.arrival)
-    by_turns = task.deployment.router == "round_robin"
-    if task.concurrency:  # the kernel writes the arrivals, of every run anew
-        at_once = np.arange(num_requests) < task.concurrency
-        requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
-    room = -(-num_requests // num_groups) if by_turns else num_requests
-    fronts = layout.new_fleet(task.decode.engine, requests, num_groups, room, not by_turns)
-    fronts.ints[:, layout.QUEUE_END] = min(task.concurrency, num_requests)
-    return requests, fronts
-
-
-def _routing(task: _Task, replica_of: NDArray[np.int32]) -> fleet.Routing:
-    """The fleet's router, which knows neither prefixes nor conversations."""
-    num_groups = task.deployment.num_replicas
-    return fleet.Routing(
-        router=ROUTERS[task.deployment.router],
-        replica_of=replica_of,
-        in_flight=np.zeros(num_groups, np.int64),
-        serving=np.full(num_groups, fleet.UP, np.int8),
-        seen=np.zeros(0, np.int64),
-        prompt_nodes=task.packed.prompt_nodes,
-        session=np.zeros(0, np.int64),
-        home=np.zeros(0, np.int32),
-        pointer=np.zeros(1, np.int64),
-    )
-
-
-def _run_once(task: _Task, num_gaps: int, num_rows: int) -> tuple[int, Outcome]:
-    packed, num_groups, engine = task.packed, task.deployment.num_replicas, task.decode.engine
-    requests, fronts = _queues(task)
-    num_requests = len(requests.arrival)
-    state = group.new_group(
-        num_groups,
-        task.prefill,
-        task.decode,
-        task.protocol,
-        requests,
-        task.prefill_blocks,
-        task.decode_blocks,
-        task.wire_s,
-    )
-    outputs = layout.new_outputs(num_requests)
-    outputs.cached[:] = -1  # unknown
-    recorder = layout.new_recorder(num_groups, num_gaps, num_rows, task.sample_every_s)
-    replica_of = np.zeros(num_requests, np.int32)
-    prefix = layout.new_prefix(
-        engine, num_groups, packed.node_offsets, packed.nodes, packed.span_shift, packed.num_shared, False, 1
-    )
-    status = fleet.run_fleet(
-        fronts,
-        requests,
-        outputs,
-        task.decode.times,
-        engine,
-        task.limits,
-        prefix,
-        recorder,
-        state,
-        _routing(task, replica_of),
-    )
-    num_bad = int(fronts.ints[:, layout.NUM_BAD].sum())
-    return status, Outcome(
-        broken=num_bad > task.limits.max_bad,
-        num_bad=num_bad + packed.num_rejected,
-        packed=replace(packed, requests=requests),
-        outputs=outputs,
-        replica_of=replica_of,
-        scheduler_of=replica_of,
-        counters=state.ints[:, : layout.NUM_INTS],
-        times=state.floats[:, : layout.NUM_FLOATS],
-        recorder=recorder,
-        num_kv_blocks=task.prefill.num * task.prefill.engine.num_blocks + task.decode.num * engine.num_blocks,
-    )

@@ -11,7 +11,30 @@ from servewise.kernel import layout
 from servewise.sim.pack import Packed
 from servewise.types import ItlSegments, RequestLog, RequestStatus, Timeline, Workload
 
-__all__ = ["Outcome", "gaps_of", "schedulers", "to_log"]
+__all__ = ["Handover", "Outcome", "gaps_of", "schedulers", "to_log"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """How requests went from prefill to decode instances. Arrays have shape (num_accepted,).
+
+    Parameters
+    ----------
+    prefill_of, decode_of : int32
+        Instances, numbered as the rows of ``Outcome.counters``; -1 where no decode instance had the request.
+    prefill_end_s : float64 [s]
+        When the prompt was finished.
+    asked_s, start_s, end_s : float64 [s]
+        When the transfer of the KV cache (its last part, where chunks are sent) was asked for, was on the wire, and had
+        arrived; NaN where there was none.
+    """
+
+    prefill_of: NDArray[np.int32]
+    decode_of: NDArray[np.int32]
+    prefill_end_s: NDArray[np.float64]
+    asked_s: NDArray[np.float64]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +57,8 @@ class Outcome:
         Of every rank of a replica, one after the other, where a replica has several.
     recorder : layout.Recorder
     num_kv_blocks : int
+    handover : Handover or None
+        Of groups of prefill and decode instances.
     """
 
     broken: bool
@@ -46,6 +71,7 @@ class Outcome:
     times: NDArray[np.float64]
     recorder: layout.Recorder
     num_kv_blocks: int
+    handover: Handover | None = None
 
     @property
     def num_simulated(self) -> int:

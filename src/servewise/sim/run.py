@@ -8,6 +8,8 @@ import numpy as np
 
 from servewise.errors import InputError
 from servewise.kernel import fleet, layout
+from servewise.kernel.sglang_ranks import SglangRanks
+from servewise.kernel.staged_ranks import StagedRanks
 from servewise.sim.check import check
 from servewise.sim.drivers import AdaptsRequests, driver_of, routes_by_kv_use
 from servewise.sim.outcome import Outcome, to_log
@@ -33,8 +35,8 @@ def simulate(
 ) -> Outcome:
     """Simulate a fleet of vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp or Ollama on a workload.
 
-    Data parallel ranks of vLLM run in lock step behind the engine's own router (docs/vllm-scheduler.md). Of other
-    engines' ranks one is simulated: give it its share of the workload.
+    Data parallel ranks of vLLM and SGLang run in lock step behind the engine's own router (docs/vllm-scheduler.md,
+    docs/sglang-scheduler.md). Of TensorRT-LLM's ranks one is simulated: give it its share of the workload.
 
     Parameters
     ----------
@@ -199,7 +201,7 @@ def _whole_run(task: Task, state: Arrays) -> int:
 def _outcome(task: Task, *, knows_prefix: bool) -> Outcome:
     """Run a task and unpack its end."""
     end = completed(task, _whole_run, knows_prefix=knows_prefix)
-    group = end.driver if isinstance(end.driver, layout.Ranks) else None
+    group = end.driver if isinstance(end.driver, layout.Ranks | SglangRanks | StagedRanks) else None
     replicas = end.fleet if group is None else group.replicas
     sent_to = end.routing.replica_of
     num_bad = int(replicas.ints[:, layout.NUM_BAD].sum())

@@ -19,10 +19,12 @@ from servewise.kernel.fleet import (
     UP,
     Routing,
 )
-from servewise.kernel.sglang import Sglang
+from servewise.kernel.pipeline import Pipeline
+from servewise.kernel.sglang_ranks import new_sglang_ranks
+from servewise.kernel.staged_ranks import new_staged_ranks
 from servewise.sim.drivers import driver_of
 from servewise.sim.pack import Packed
-from servewise.types import Deployment, MemoryReport, VllmParams
+from servewise.types import Deployment, MemoryReport, SglangParams, VllmParams
 
 __all__ = ["ROUTERS", "Arrays", "Task", "arrays", "completed", "num_engines", "num_ranks"]
 
@@ -74,12 +76,13 @@ class Arrays:
 
 
 def num_ranks(deployment: Deployment) -> int:
-    """Ranks of a replica that are simulated in lock step: vLLM's data parallel ranks, one of any other engine."""
-    return deployment.parallelism.data_parallel_size if isinstance(deployment.params, VllmParams) else 1
+    """Ranks of a replica that are simulated in lock step: vLLM's and SGLang's data parallel ranks, one of any other."""
+    in_lock_step = isinstance(deployment.params, VllmParams | SglangParams)
+    return deployment.parallelism.data_parallel_size if in_lock_step else 1
 
 
 def num_engines(deployment: Deployment) -> int:
-    """Schedulers of a replica that are simulated on their own: the data parallel ranks of engines other than vLLM.
+    """Schedulers of a replica that are simulated on their own: the data parallel ranks of other engines.
 
     The router sends to ranks then, and each runs as if the others had as much to do.
     """
@@ -107,14 +110,21 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
         requests = requests._replace(arrival=np.where(at_once, 0.0, np.nan))
     slots = replace(task.deployment, num_replicas=num_replicas)
     driver = driver_of(slots).driver(packed, slots, engine, task.memory)
-    if task.ranks > 1:
+    if task.ranks > 1 and isinstance(driver, Pipeline):
+        shape = (num_replicas, task.ranks, room, task.kv_aware)
+        driver = new_staged_ranks(engine, requests, *shape, driver.shares)
+    elif task.ranks > 1 and isinstance(task.deployment.params, SglangParams):
+        by_load = task.deployment.params.load_balance_method == "total_requests"
+        driver = new_sglang_ranks(engine, requests, num_replicas, task.ranks, room, by_load, driver)
+    elif task.ranks > 1:
         driver = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware, driver)
     return Arrays(
         fleet=layout.new_fleet(engine, requests, num_replicas, room, not by_turns),
         requests=requests,
         outputs=layout.new_outputs(num_requests),
         prefix=layout.new_prefix(
-            engine._replace(caching=0) if isinstance(driver, Sglang) else engine,  # SGLang's tree is its own
+            # SGLang's tree is its own
+            engine._replace(caching=0) if isinstance(task.deployment.params, SglangParams) else engine,
             num_replicas * task.ranks,
             packed.node_offsets,
             packed.nodes,

@@ -91,6 +91,7 @@ def explanation_document(explanation: Explanation, positions: Positions) -> Expl
         ),
         caveats=explanation.caveats,
         nearest=tuple(MeasuredRunsDocument(**asdict(runs)) for runs in explanation.nearest),
+        scheduler=explanation.scheduler,
     )
 
 
@@ -117,4 +118,5 @@ def explanation_of(document: ExplanationDocument, origins: Sequence[Provenance])
         ),
         caveats=document.caveats,
         nearest=tuple(MeasuredRuns(**dict(runs)) for runs in document.nearest),
+        scheduler=document.scheduler,
     )

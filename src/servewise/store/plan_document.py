@@ -254,7 +254,7 @@ class PartDocument(_Document):
 class BreakdownDocument(_Document):
     """A number with parts that sum to it."""
 
-    number: Literal["ttft", "tpot", "memory", "cost"]
+    number: Literal["ttft", "tpot", "memory", "prefill_memory", "cost"]
     value: float
     unit: Literal["s", "bytes", "usd_per_mtok"]
     parts: tuple[PartDocument, ...]
@@ -290,6 +290,7 @@ class ExplanationDocument(_Document):
     numbers: tuple[BreakdownDocument, ...]
     caveats: tuple[Caveat, ...]
     nearest: tuple[MeasuredRunsDocument, ...]
+    scheduler: Literal["replica", "decode instance"] = "replica"
 
 
 class CandidateDocument(_Document):

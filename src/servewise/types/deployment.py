@@ -242,11 +242,6 @@ class Deployment:
         return 1 if self.speculation is None else self.speculation.max_tokens_per_step
 
     @property
-    def is_plain(self) -> bool:
-        """Whether one engine computes a request from its prompt to its end, one token a step."""
-        return self.disaggregation is None and self.speculation is None
-
-    @property
     def max_step_tokens(self) -> int:
         """Most tokens of a step of a rank, of a pass where a step takes several [tokens]."""
         match self.params:

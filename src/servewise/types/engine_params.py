@@ -27,6 +27,7 @@ CacheType = Literal["f16", "q8_0", "q4_0"]
 CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 CudagraphMode = Literal["FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "PIECEWISE", "NONE"]
 SchedulePolicy = Literal["fcfs", "lpm"]
+LoadBalanceMethod = Literal["round_robin", "total_requests"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 CONTEXT_PADDING = 256
 """llama.cpp pads a stream's cells to a multiple of this (``src/llama-context.cpp``)."""
@@ -56,7 +57,8 @@ class SglangParams:
     """SGLang's own knobs, spelt as SGLang spells them.
 
     ``ignore_eos`` is the clients': it says that all their requests run to ``max_tokens``, as benchmarks' do. SGLang
-    sets all of it aside for them, and a share for others.
+    sets all of it aside for them, and a share for others. ``load_balance_method`` chooses the data parallel rank of a
+    request.
     """
 
     max_running_requests: int
@@ -71,6 +73,7 @@ class SglangParams:
     enable_mixed_chunk: bool = False
     disable_radix_cache: bool = False
     ignore_eos: bool = False
+    load_balance_method: LoadBalanceMethod = "round_robin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

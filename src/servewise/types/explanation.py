@@ -40,8 +40,8 @@ class Breakdown:
     Parameters
     ----------
     number : str
-        What it is: ``ttft`` and ``tpot`` (means), ``memory`` (of the fullest GPU), ``cost`` (per million output
-        tokens at load).
+        What it is: ``ttft`` and ``tpot`` (means), ``memory`` (of the fullest GPU; of a decode instance's where prefill
+        and decode are apart, ``prefill_memory`` of a prefill instance's), ``cost`` (per million output tokens at load).
     value : float
     unit : str
         ``s``, ``bytes`` or ``usd_per_mtok``.
@@ -50,7 +50,7 @@ class Breakdown:
         How the parts were found, in words.
     """
 
-    number: Literal["ttft", "tpot", "memory", "cost"]
+    number: Literal["ttft", "tpot", "memory", "prefill_memory", "cost"]
     value: float
     unit: Literal["s", "bytes", "usd_per_mtok"]
     parts: tuple[Part, ...]
@@ -114,6 +114,8 @@ class Explanation:
     caveats : tuple of Caveat
     nearest : tuple of MeasuredRuns
         Nearest first.
+    scheduler : str
+        What ``num_rows`` and ``context_tokens`` are of: a replica, or a decode instance of a group.
     """
 
     num_rows: float
@@ -122,3 +124,4 @@ class Explanation:
     numbers: tuple[Breakdown, ...]
     caveats: tuple[Caveat, ...]
     nearest: tuple[MeasuredRuns, ...]
+    scheduler: Literal["replica", "decode instance"] = "replica"

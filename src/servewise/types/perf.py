@@ -82,7 +82,7 @@ class StepTable:
     A step of ranks with ``m`` tokens at most and ``t`` together, of which some are of prompts or none, takes what
     the table says for ``m`` tokens, plus the most that any rank takes for its own attention, prefill and samples;
     and if ``m`` exceeds ``padded_mixed_tokens`` (``padded_decode_tokens`` without prompts),
-    ``experts_s[d * m] - experts_s[t]`` less.
+    ``experts_s[d * m] - experts_s[t]`` less. SGLang pads a step without prompts beyond that, too, if ``2 t >= d m``.
 
     Parameters
     ----------
@@ -101,7 +101,8 @@ class StepTable:
         Least attention of a decode row beside a prompt, and of a token of its context; 0 for kernels that a prompt
         does not slow down.
     experts_s : float64 array, shape (d * max_batched_tokens + 1,)
-        Routed experts by the tokens of all ranks together; empty for one rank.
+        Routed experts by the tokens of all ranks together, with SGLang the exchange around them, too; empty for one
+        rank.
     padded_decode_tokens, padded_mixed_tokens : int
         Steps of at most so many tokens pad every rank to the fullest one.
     request_fixed_s, request_s_per_input_token : float

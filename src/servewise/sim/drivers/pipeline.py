@@ -35,11 +35,6 @@ class VllmPipeline:
 
     def check(self, deployment: Deployment, memory: MemoryReport) -> int:
         """Check what the kernel rests on."""
-        if deployment.parallelism.data_parallel_size > 1:
-            raise InputError(
-                f"data_parallel_size {deployment.parallelism.data_parallel_size} with pipeline stages is not "
-                "simulated; use one of the two"
-            )
         params = deployment.vllm_params
         if params.scheduling_policy != "fcfs" or params.watermark or params.long_prefill_token_threshold:
             raise InputError(

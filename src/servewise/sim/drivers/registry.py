@@ -12,7 +12,7 @@ from servewise.sim.drivers.pipeline import VllmPipeline
 from servewise.sim.drivers.sglang import Sglang
 from servewise.sim.drivers.speculative import VllmSpeculative
 from servewise.sim.drivers.tgi import Tgi
-from servewise.sim.drivers.trtllm import Trtllm
+from servewise.sim.drivers.trtllm import Trtllm, TrtllmPipeline
 from servewise.sim.drivers.vllm import Vllm
 from servewise.types import (
     BaselineParams,
@@ -37,7 +37,7 @@ DRIVERS: Mapping[type, SimDriver] = {
     BaselineParams: Baseline(),
 }
 
-STAGED: Mapping[type, SimDriver] = {VllmParams: VllmPipeline()}
+STAGED: Mapping[type, SimDriver] = {VllmParams: VllmPipeline(), TrtllmParams: TrtllmPipeline()}
 """Engines whose pipeline stages are simulated."""
 
 SPECULATING: Mapping[type, SimDriver] = {VllmParams: VllmSpeculative()}
@@ -62,7 +62,7 @@ def driver_of(deployment: Deployment) -> SimDriver:
         if found is None:
             raise InputError(
                 f"pipeline_parallel_size {deployment.parallelism.pipeline_parallel_size}: pipeline stages of "
-                f"{deployment.engine!r} are not simulated; use tensor parallelism, or vllm"
+                f"{deployment.engine!r} are not simulated; use tensor parallelism, vllm or tensorrt-llm"
             )
     assert found is not None, deployment.engine  # noqa: S101 (every type of parameters has its line above)
     return found

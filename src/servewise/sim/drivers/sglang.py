@@ -81,6 +81,7 @@ class Sglang:
                 f"{capacity} tokens, and would be cut; use more or larger GPUs, or shorter requests"
             )
         conservativeness = params.schedule_conservativeness
+        num_schedulers = deployment.num_replicas * deployment.parallelism.data_parallel_size
         if deployment.parallelism.data_parallel_size > 1:
             conservativeness *= DATA_PARALLEL_CONSERVATIVENESS
         num_pages = engine.num_blocks if engine.caching else 0
@@ -91,8 +92,8 @@ class Sglang:
             max_prefill_tokens=params.max_prefill_tokens,
             mixed=params.enable_mixed_chunk,
             longest_prefix_first=params.schedule_policy == "lpm",
-            num_replicas=deployment.num_replicas,
-            tree=new_radix(deployment.num_replicas, num_pages, packed.num_shared, len(inputs)),
+            num_replicas=num_schedulers,
+            tree=new_radix(num_schedulers, num_pages, packed.num_shared, len(inputs)),
         )
 
 

@@ -10,11 +10,13 @@ from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.trtllm import Trtllm as Driver
 from servewise.kernel.trtllm import new_trtllm
+from servewise.kernel.trtllm_pipeline import TrtllmPipeline as StagedDriver
+from servewise.kernel.trtllm_pipeline import new_trtllm_pipeline
 from servewise.sim.drivers.base import plain_engine
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, MemoryReport, TrtllmParams, Workload
 
-__all__ = ["Trtllm"]
+__all__ = ["Trtllm", "TrtllmPipeline", "layers_of_stages"]
 
 
 def _params(deployment: Deployment) -> TrtllmParams:
@@ -84,3 +86,56 @@ class Trtllm:
             wait_steps=params.batch_wait_timeout_iters,
             wait_tokens=params.batch_wait_max_tokens_ratio * params.max_num_tokens,
         )
+
+
+def layers_of_stages(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage, first to last: those left over go one each to the first stages.
+
+    Sources
+    -------
+    NVIDIA/TensorRT-LLM, ``tensorrt_llm/mapping.py``: ``pp_layers``.
+    """
+    each, left = divmod(num_layers, num_stages)
+    return tuple(each + (stage < left) for stage in range(num_stages))
+
+
+class TrtllmPipeline:
+    """See ``servewise.kernel.trtllm_pipeline``."""
+
+    def caches_prefixes(self, deployment: Deployment) -> bool:
+        """As the parameter says."""
+        return Trtllm().caches_prefixes(deployment)
+
+    def check(self, deployment: Deployment, memory: MemoryReport) -> int:
+        """Check what the kernel rests on."""
+        params = _params(deployment)
+        if deployment.parallelism.data_parallel_size > 1:
+            raise InputError(
+                f"data_parallel_size {deployment.parallelism.data_parallel_size} with pipeline stages of "
+                "'tensorrt-llm' is not simulated; use one of the two, or vllm"
+            )
+        if params.capacity_scheduler_policy != "GUARANTEED_NO_EVICT" or params.batch_wait_timeout_iters:
+            raise InputError(
+                "MAX_UTILIZATION and batch_wait_timeout_iters are not simulated with pipeline stages, where "
+                "TensorRT-LLM does not pause requests; use GUARANTEED_NO_EVICT and no waiting"
+            )
+        return Trtllm().check(deployment, memory)
+
+    def accepts(self, workload: Workload, deployment: Deployment) -> NDArray[np.bool_]:
+        """As without stages."""
+        return Trtllm().accepts(workload, deployment)
+
+    def engine(self, deployment: Deployment, num_kv_blocks: int) -> layout.Engine:
+        """TensorRT-LLM's parameters; a batch of its own for each stage, and no lag."""
+        stages = deployment.parallelism.pipeline_parallel_size
+        engine = Trtllm().engine(deployment, num_kv_blocks)
+        return engine._replace(max_num_seqs=engine.max_num_seqs * stages, lag=0)
+
+    def driver(
+        self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport
+    ) -> StagedDriver:
+        """The stages of every replica, with nothing in flight."""
+        num_layers, stages = deployment.model.num_layers, deployment.parallelism.pipeline_parallel_size
+        shares = np.array(layers_of_stages(num_layers, stages), np.float64) / num_layers
+        trt = Trtllm().driver(packed, deployment, engine, memory)
+        return new_trtllm_pipeline(engine, packed.requests, deployment.num_replicas, shares, trt)
