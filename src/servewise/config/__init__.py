@@ -5,5 +5,4 @@ from servewise.config.prices import read_prices
 from servewise.config.promise import parse_promise
 from servewise.config.service import Service, load_service
 
-__all__ = ["Service", "load_service", "named_deployment", "read_prices"]
-__all__ = ["Service", "load_service", "parse_promise", "read_prices"]
+__all__ = ["Service", "load_service", "named_deployment", "parse_promise", "read_prices"]

@@ -7,7 +7,7 @@ from servewise.store.calibration_json import (
     read_calibration,
     write_calibration,
 )
-from servewise.store.files import check_run_parent, new_run_dir, write_json, write_text_atomic
+from servewise.store.files import check_run_parent, digest, new_run_dir, write_json, write_text_atomic
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
 from servewise.store.measurements import (
     MEASUREMENT_SCHEMA,
@@ -35,6 +35,7 @@ __all__ = [
     "calibration_to_json",
     "check_run_parent",
     "csv_text",
+    "digest",
     "log_to_csv",
     "measurement_document",
     "new_run_dir",
