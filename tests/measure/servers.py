@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,37 @@ ENGINES: dict[str, Callable[[], dict[str, Page]]] = {
     "tgi": tgi,
     "unknown": unknown,
 }
+
+
+def streaming_chat(asked: dict[str, Any]) -> Any:
+    """A whole chat answer, or its events in one go; an answer has the tokens that were asked for."""
+    if not asked.get("stream"):
+        return chat_answer(asked)
+    count = asked["max_tokens"]
+    events: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
+    events += [{"choices": [{"index": 0, "delta": {"content": f" w{i}"}}]} for i in range(count)]
+    events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+    usage = {"prompt_tokens": len(templated(asked["messages"])), "completion_tokens": count}
+    events.append({"choices": [], "usage": usage})
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    return (200, {"content-type": "text/event-stream"}, body.encode())
+
+
+class Metrics:
+    """A metrics page that counts the tokens of the answers."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def chat(self, asked: dict[str, Any]) -> Any:
+        self.tokens += asked["max_tokens"]
+        return streaming_chat(asked)
+
+    def page(self, _: object) -> str:
+        return f"vllm:num_requests_running 1\nvllm:generation_tokens_total {self.tokens}\n"
+
+
+def measurable() -> dict[str, Page]:
+    """A vLLM that streams and has a metrics page."""
+    metrics = Metrics()
+    return vllm() | {"/v1/chat/completions": metrics.chat, "/metrics": metrics.page}

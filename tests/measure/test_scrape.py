@@ -63,18 +63,22 @@ def test_the_page_is_sampled_before_and_after_without_the_client() -> None:
         return f"vllm:num_requests_running 1\nvllm:generation_tokens_total {next(asked)}\n"
 
     with serve({"/metrics": page}) as script, Scraper(script.url, "vllm", api_key="sk-1") as scraper:
-        scraper.wait_for_first()
+        scraper.start()
         found = scraper.stop(time.monotonic())
+        scraper.start()
+        again = scraper.stop(time.monotonic())
         assert script.asked[0][2]["authorization"] == "Bearer sk-1"
     assert found["output_tokens_total"][0] == 1.0
     assert found["output_tokens_total"][-1] >= 2.0
     assert found["time_s"][0] <= 0.0
     assert (found["running"] == 1.0).all()
+    assert again["output_tokens_total"][0] > found["output_tokens_total"][-1]
 
 
 @pytest.mark.parametrize("page", ["<html>", 'vllm:num_requests_running{engine="', ""])
 def test_what_is_no_metrics_page_gives_nothing(page: str) -> None:
     with serve({"/metrics": page}) as script, Scraper(script.url, "vllm") as scraper:
+        scraper.start()
         assert scraper.stop(0.0) == {}
 
 
@@ -82,7 +86,17 @@ def test_servers_without_a_page_and_unknown_engines_give_nothing() -> None:
     with serve({}) as script:
         for engine in ("llama.cpp", "unknown"):
             with Scraper(script.url, engine) as scraper:
+                scraper.start()
                 assert scraper.stop(0.0) == {}
+
+
+def test_a_run_goes_on_when_the_reading_process_dies() -> None:
+    with serve({"/metrics": PAGE}) as script, Scraper(script.url, "vllm") as scraper:
+        scraper.start()
+        assert scraper._child is not None
+        scraper._child.kill()
+        scraper._child.wait()
+        assert scraper.stop(0.0) == {}
 
 
 def _metrics(tokens: float, **more: float) -> dict[str, np.ndarray]:

@@ -77,10 +77,22 @@ def test_a_client_that_cannot_keep_up_ends_the_search_and_failed_requests_do_not
     failing = Trust(reasons=("half of it failed",), notes=(), facts={"failed_frac": 0.5})
     edge = search_edge(lambda load, i: _point(load, i, True, late if load > 10 else FINE), start=1, whole=False)
     assert (edge.low, edge.high) == (8.0, None)
-    assert "the run at 16 cannot be trusted: the client was late" in edge.stopped
+    assert "3 runs at 16 cannot be trusted, the last: the client was late" in edge.stopped
+    assert [point.load for point in edge.points] == [1, 2, 4, 8, 16, 16, 16]
     edge = search_edge(lambda load, i: _point(load, i, load < 10, failing if load > 10 else FINE), start=1, whole=False)
     assert edge.stopped == ""
     assert edge.high == pytest.approx(10.0, rel=0.1)
+
+
+def test_a_run_that_cannot_be_trusted_is_made_again() -> None:
+    late = Trust(reasons=("the client was late",), notes=(), facts={})
+
+    def measure(load: float, repeat: int) -> SweepPoint:
+        return _point(load, repeat, load <= 5, late if repeat == 0 else FINE)
+
+    edge = search_edge(measure, start=4, whole=True)
+    assert (edge.low, edge.high, edge.low_kept, edge.high_kept) == (5, 6, (3, 3), (0, 3))
+    assert max(Counter((point.load, point.repeat) for point in edge.points).values()) == 1
 
 
 def test_an_alternating_server_ends_the_search_at_last() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import numpy as np
 
 from servewise import __version__, catalog, quality, search, traffic
 from servewise.api.endpoint import WORKLOAD_FILE
+from servewise.catalog import gpu_rows as list_gpus
+from servewise.catalog import model_rows as list_models
 from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, read_prices
 from servewise.deploy import launches, notes, render_launch
@@ -251,19 +253,7 @@ def traffic_statistics(
     InputError
         When it is neither, or the file cannot be read.
     """
-    return traffic.statistics(traffic.load(_traffic_source(name_or_path, format, columns, rate_rps)))
-
-
-def _traffic_source(
-    name_or_path: str, trace_format: str | None, columns: Mapping[str, str] | None, rate_rps: float | None
-) -> traffic.TrafficSource:
-    if name_or_path in traffic.profile_names():
-        if trace_format or columns:
-            raise InputError(f"{name_or_path} is a built-in profile; --format and --columns are for trace files")
-        return traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
-    if Path(name_or_path).exists() or trace_format or columns or "." in name_or_path or "/" in name_or_path:
-        return traffic.TrafficSource(trace=Path(name_or_path), format=trace_format, columns=columns, rate_rps=rate_rps)
-    return traffic.TrafficSource(profile=name_or_path, rate_rps=rate_rps)
+    return traffic.statistics(traffic.load(traffic.named_source(name_or_path, format, columns, rate_rps)))
 
 
 def replay(name_or_path: str) -> tuple[Workload, Promise | None]:
@@ -277,7 +267,7 @@ def replay(name_or_path: str) -> tuple[Workload, Promise | None]:
     if Path(name_or_path).suffix in (".yaml", ".yml"):
         service = load_service(name_or_path)
         return traffic.load(service.traffic), service.promise
-    return traffic.load(_traffic_source(name_or_path, None, None, None)), None
+    return traffic.load(traffic.named_source(name_or_path)), None
 
 
 def describe_traffic(statistics: traffic.TrafficStatistics) -> list[tuple[str, str]]:
@@ -290,51 +280,7 @@ def list_profiles() -> list[str]:
     return list(traffic.profile_names())
 
 
-def list_models() -> Sequence[Mapping[str, str | int | float | None]]:
-    """The built-in models, a row each."""
-    rows: list[Mapping[str, str | int | float | None]] = []
-    for name in catalog.list_models():
-        model = catalog.get_model(name)
-        counts = catalog.param_counts(model)
-        rows.append(
-            {
-                "model": name,
-                "params [1e9]": counts.total / 1e9,
-                "active [1e9]": counts.active / 1e9,
-                "layers": model.num_layers,
-                "attention": model.attention,
-                "native precision": model.native_precision,
-                "longest context [tokens]": model.max_context_tokens,
-            }
-        )
-    return rows
-
-
-def list_gpus() -> Sequence[Mapping[str, str | int | float | None]]:
-    """The built-in GPUs, a row each; the price is that of the smallest node offered on demand."""
-    priced: dict[str, GpuOffer] = {}
-    for offer in catalog.all_offers():
-        if offer.kind == "on_demand":
-            priced.setdefault(offer.gpu, catalog.offers(offer.gpu)[0])
-    rows: list[Mapping[str, str | int | float | None]] = []
-    for name in catalog.list_gpus():
-        gpu = catalog.get_gpu(name)
-        best = priced.get(name)
-        rows.append(
-            {
-                "GPU": name,
-                "memory [GiB]": gpu.mem_bytes / 2**30,
-                "bandwidth [GB/s]": gpu.mem_bw_bytes_per_s / 1e9,
-                "bf16 [TFLOP/s]": gpu.peak_flops_per_s.get("bf16", 0.0) / 1e12,
-                "fp8 [TFLOP/s]": gpu.peak_flops_per_s["fp8"] / 1e12 if "fp8" in gpu.peak_flops_per_s else None,
-                "on demand [$/GPU h]": best.usd_per_gpu_h if best else None,
-                "price of": best.date if best else None,
-            }
-        )
-    return rows
-
-
-def _offers(service: Service, gpu: GpuSpec, name: str) -> tuple[GpuOffer, ...]:
+def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
     """Prices of a GPU: the user's own where the file has some, else the built-in ones, else none."""
     if gpu.vendor == DESCRIBED:
         offer = catalog.device_offer(name, service.price_kind)

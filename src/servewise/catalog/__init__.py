@@ -4,6 +4,7 @@ from servewise.catalog.config_json import SUPPORTED_ARCHITECTURES, read_config_j
 from servewise.catalog.devices import DEVICE_SUFFIX, device_offer, read_device
 from servewise.catalog.facts import Fact, read_facts
 from servewise.catalog.gpus import get_gpu, list_gpus
+from servewise.catalog.listing import gpu_rows, model_rows
 from servewise.catalog.models import get_model, list_models
 from servewise.catalog.params import ParamCounts, param_counts
 from servewise.catalog.precisions import supported_precisions
@@ -18,8 +19,10 @@ __all__ = [
     "device_offer",
     "get_gpu",
     "get_model",
+    "gpu_rows",
     "list_gpus",
     "list_models",
+    "model_rows",
     "offers",
     "offers_from_rows",
     "param_counts",

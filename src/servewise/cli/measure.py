@@ -141,7 +141,7 @@ def _show_one(ctx: click.Context, result: MeasureResult, *, as_json: bool) -> No
         diagnose("error", "interrupted; what was measured until then is kept")
         ctx.exit(EXIT_INTERRUPTED)
     if not measured.trust.trustworthy:
-        diagnose("error", f"not trustworthy: {'; '.join(measured.trust.reasons)}")
+        diagnose("error", "the numbers cannot be trusted")
         ctx.exit(EXIT_MEASUREMENT)
 
 
@@ -156,7 +156,7 @@ def _show_sweep(ctx: click.Context, swept: SweepResult, *, as_json: bool) -> Non
         show(sweep_terminal(swept.sweep))
     diagnose("note", f"the runs are in {swept.run_dir}")
     if not swept.trustworthy:
-        diagnose("error", "not all runs can be trusted")
+        diagnose("error", "not all runs can be trusted" if swept.sweep.edge is None else "the search was not finished")
         ctx.exit(EXIT_MEASUREMENT)
 
 

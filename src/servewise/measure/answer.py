@@ -12,7 +12,7 @@ from servewise.errors import MeasurementError
 from servewise.measure.framing import EventFraming, Framing, LineFraming, WholeFraming
 from servewise.types import Endpoint
 
-__all__ = ["Answer", "api_path", "error_message"]
+__all__ = ["Answer", "api_path", "error_message", "printable"]
 
 MAX_ANSWER_BYTES = 512 << 20
 MAX_MESSAGE_CHARS = 200
@@ -63,6 +63,7 @@ class Answer:
 
     __slots__ = (
         "_endpoint",
+        "_ends_blank",
         "_framing",
         "_left_bytes",
         "_num_blank",
@@ -85,6 +86,7 @@ class Answer:
         self._take: _Take = _chat
         self._texts: list[str] | None = [] if keeps_text else None
         self._num_blank = 0
+        self._ends_blank = False
         self._left_bytes = MAX_ANSWER_BYTES
         self.times_ns = array("q")
         self.first_answer_ns = 0
@@ -126,14 +128,18 @@ class Answer:
     def close(self) -> None:
         """Read what the body's end completes.
 
-        Chunks of empty text before the first text are tokens only where the server's count of tokens says so: they
-        may be tokens that show no text, or fillers.
+        Chunks of empty text at either end are tokens only where the server's count of tokens says so: they may be
+        tokens that show no text, or fillers.
         """
         if self._framing is None:
             return
         for at, document in self._framing.close():
             self._read(at, document)
-        if self._num_blank and self.output_tokens < len(self.times_ns):
+        surplus = len(self.times_ns) - self.output_tokens
+        if surplus > 0 and self._ends_blank and len(self.times_ns) > self._num_blank:
+            self.times_ns.pop()
+            surplus -= 1
+        if surplus > 0:
             del self.times_ns[: self._num_blank]
 
     def _read(self, at_ns: int, document: bytes) -> None:
@@ -148,7 +154,7 @@ class Answer:
             else:
                 self._take(self, at_ns, parsed)
         except (AttributeError, IndexError, KeyError, TypeError):
-            self.fail(f"the answer has an unexpected form: {_printable(document)}")
+            self.fail(f"the answer has an unexpected form: {printable(document)}")
 
     def _read_odd(self, at_ns: int, document: bytes) -> None:
         if document == b"[DONE]":
@@ -169,7 +175,7 @@ class Answer:
                 self._read(at_ns, text.encode())
                 return
         if document:
-            self.fail(f"a part of the answer is not JSON: {_printable(document)}")
+            self.fail(f"a part of the answer is not JSON: {printable(document)}")
 
     def fail(self, error: str) -> None:
         """Take note of what went wrong; the first counts."""
@@ -177,14 +183,20 @@ class Answer:
 
     def token(self, at_ns: int, text: object) -> None:
         """A chunk of the answer itself with tokens."""
-        self.times_ns.append(at_ns)
+        self.thought(at_ns)
         if not self.first_answer_ns:
             self.first_answer_ns = at_ns
         if self._texts is not None and isinstance(text, str):
             self._texts.append(text)
 
+    def thought(self, at_ns: int) -> None:
+        """A chunk of reasoning."""
+        self.times_ns.append(at_ns)
+        self._ends_blank = False
+
     def blank(self, at_ns: int) -> None:
         """A chunk of empty text."""
+        self._ends_blank = True
         if self._num_blank == len(self.times_ns):
             self._num_blank += 1
         self.times_ns.append(at_ns)
@@ -201,7 +213,7 @@ class Answer:
         if isinstance(reason, dict):
             reason = reason.get("type")
         if isinstance(reason, str):
-            self.finish_reason = _printable(reason.encode())[:40]
+            self.finish_reason = printable(reason)[:40]
             if reason in _FAILED_REASONS:
                 self.fail(f"the engine ended the request: {reason}")
 
@@ -213,7 +225,7 @@ def _chat(answer: Answer, at_ns: int, document: dict[str, Any]) -> None:
         if content:
             answer.token(at_ns, content)
         elif delta.get("reasoning_content") or delta.get("reasoning"):
-            answer.times_ns.append(at_ns)
+            answer.thought(at_ns)
         elif delta.get("tool_calls"):
             answer.token(at_ns, "")
         elif content == "" and "role" not in delta:
@@ -244,7 +256,7 @@ def _ollama(answer: Answer, at_ns: int, document: dict[str, Any]) -> None:
     if text:
         answer.token(at_ns, text)
     elif said.get("thinking"):
-        answer.times_ns.append(at_ns)
+        answer.thought(at_ns)
     elif said.get("tool_calls"):
         answer.token(at_ns, "")
     elif text == "" and not done:
@@ -338,16 +350,18 @@ def error_message(body: bytes) -> str:
     try:
         return _message(orjson.loads(body))
     except (orjson.JSONDecodeError, AttributeError, TypeError):
-        return _printable(body)
+        return printable(body)
 
 
 def _message(document: Any) -> str:
     error = document.get("error") or document.get("message") or document.get("detail") or document
     if isinstance(error, dict):
         error = error.get("message") or error
-    return _printable(str(error).encode("utf-8", "replace"))
+    return printable(str(error))
 
 
-def _printable(text: bytes) -> str:
-    words = " ".join(text[: 4 * MAX_MESSAGE_CHARS].decode("utf-8", "replace").split())
-    return "".join(c if c.isprintable() else "?" for c in words)[:MAX_MESSAGE_CHARS]
+def printable(text: str | bytes) -> str:
+    """A server's words in one line without control characters, cut to a readable length."""
+    words = text[: 4 * MAX_MESSAGE_CHARS]
+    words = words.decode("utf-8", "replace") if isinstance(words, bytes) else words
+    return "".join(c if c.isprintable() else "?" for c in " ".join(words.split()))[:MAX_MESSAGE_CHARS]

@@ -16,7 +16,7 @@ from time import monotonic_ns
 import numpy as np
 
 from servewise.errors import MeasurementError
-from servewise.measure.answer import Answer, api_path, error_message
+from servewise.measure.answer import Answer, api_path, error_message, printable
 from servewise.measure.progress import Seen
 from servewise.measure.record import Outcome, Record
 from servewise.measure.schedule import NEVER_NS, Schedule
@@ -31,6 +31,8 @@ CONNECT_S = 5.0
 """For the connections that a closed loop opens before it starts."""
 TICK_NS = 5_000_000
 PROGRESS_NS = 1_000_000_000
+SEND_NS = 2_000_000
+"""Spent on sending before the sockets are looked at again."""
 DECODE_AT_ONCE = 16
 """Answers decoded before the sockets are looked at again: some 50 us."""
 DECODE_OVERDUE_NS = 250_000_000
@@ -39,7 +41,7 @@ PREPARED = 2048
 PREPARED_BYTES = 16 << 20
 PREPARE_S = 0.1
 """For bodies before the start."""
-PREPARE_MARGIN_NS = 1_000_000
+PREPARE_MARGIN_NS = 300_000
 """No body is prepared when the next request is due within this."""
 ERROR_BYTES = 4096
 """Kept of a body that is no answer."""
@@ -68,11 +70,11 @@ class _Request(Exchange):
 
     __slots__ = ("answer", "end_ns", "error_body", "failure", "intended_ns", "is_ended", "loop", "parts", "request")
 
-    def __init__(self, message: bytes, loop: LoadLoop, request: int, intended_ns: int, answer: Answer) -> None:
+    def __init__(self, message: bytes, loop: LoadLoop, request: int, answer: Answer) -> None:
         super().__init__(message)
         self.loop = loop
         self.request = request
-        self.intended_ns = intended_ns
+        self.intended_ns = 0
         self.answer = answer
         self.parts: list[tuple[int, bytes]] = []
         self.error_body = b""
@@ -116,9 +118,9 @@ class _Request(Exchange):
         if said := error_message(self.error_body):
             words += f": {said}"
         if "retry-after" in self.headers:
-            words += f" (Retry-After: {self.headers['retry-after'][:40]})"
+            words += f" (Retry-After: {printable(self.headers['retry-after'])[:40]})"
         if 300 <= self.status < 400:
-            words += f" (redirects to {self.headers.get('location', '?')[:200]!r}; servewise does not follow it)"
+            words += f" (redirects to {printable(self.headers.get('location', '?'))}; servewise does not follow it)"
         return words
 
 
@@ -172,8 +174,8 @@ class LoadLoop:
         """In the order of their sending."""
         self.undecoded: deque[_Request] = deque()
         self._answers: dict[int, str] = {}
-        self._messages: dict[int, bytes] = {}
-        self._messages_bytes = 0
+        self._prepared: dict[int, _Request] = {}
+        self._prepared_bytes = 0
         self._roots = iter(self._schedule.roots)
         self._followers: deque[int] = deque()
         self._was_sent = bytearray(load.num_requests)
@@ -207,15 +209,15 @@ class LoadLoop:
         return Ended(record=self._record, client=client, start_ns=self._start_ns, interrupted=self._interrupted)
 
     def _run(self) -> None:
-        tick_ns = self._start_ns
+        tick_ns = house_ns = self._start_ns
         progress_ns = self._start_ns + PROGRESS_NS
         now = decoded_ns = monotonic_ns()
         is_drained = can_prepare = True
-        while True:
+        while not self._interrupted:
             can_prepare |= self._send_due(now)
-            next_ns = self._schedule.next_ns() + self._start_ns
+            next_ns = self._schedule.next_ns(now - self._start_ns) + self._start_ns
             if next_ns >= NEVER_NS and not self._in_flight and not self.undecoded:
-                return
+                break
             is_idle = is_drained and not self.undecoded and not can_prepare
             wait_ns = min(next_ns, tick_ns) - monotonic_ns() if is_idle else 0
             is_drained = self._client.poll(max(wait_ns, 0) / 1e9) < MAX_EVENTS
@@ -228,59 +230,64 @@ class LoadLoop:
                 now = monotonic_ns()
             if not self.undecoded:
                 decoded_ns = now
-            if is_drained and now >= tick_ns:
-                tick_ns = self._tick(tick_ns, now)
-                if self._interrupted:
-                    return
-                if now >= progress_ns:
-                    progress_ns = now + PROGRESS_NS
-                    self._report(self._seen(now))
+            if is_drained:
+                tick_ns = self._note_lag(tick_ns, now)
+            if now >= house_ns:
+                house_ns = now + TICK_NS
+                self._keep_house(now)
+            if now >= progress_ns:
+                progress_ns = now + PROGRESS_NS
+                self._report(self._seen(now))
+        self._note_lag(tick_ns, now)
 
     def _send_due(self, now: int) -> bool:
-        """Send what is due; returns whether something was sent."""
+        """Send what is due, for a while: reading must not wait for all of it; returns whether something was sent."""
         sent_any = False
-        while (due := self._schedule.take(now - self._start_ns)) is not None:
-            request, intended_ns = due
-            message = self._messages.pop(request, b"")
-            self._messages_bytes -= len(message)
-            sent = _Request(
-                message or self._message(request),
-                self,
-                request,
-                intended_ns + self._start_ns,
-                Answer(self._endpoint, keeps_text=self._prompts.keeps_answer(request)),
-            )
-            self._was_sent[request] = 1
-            self._in_flight[request] = sent
-            self._client.submit(sent)
+        until = now + SEND_NS
+        while now < until and (due := self._schedule.take(now - self._start_ns)) is not None:
+            index, intended_ns = due
+            request = self._prepared.pop(index, None)
+            if request is None:
+                request = self._make(index)
+            else:
+                self._prepared_bytes -= len(request.message)
+            request.intended_ns = intended_ns + self._start_ns
+            self._was_sent[index] = 1
+            self._in_flight[index] = request
+            self._client.submit(request)
             sent_any = True
             now = monotonic_ns()
         return sent_any
 
-    def _message(self, request: int) -> bytes:
-        earlier = int(self._load.after[request])
+    def _make(self, index: int) -> _Request:
+        earlier = int(self._load.after[index])
         if earlier >= 0 and earlier not in self._answers and self._prompts.keeps_answer(earlier):
             self._decode(len(self.undecoded))  # it ended just now
-        body = self._prompts.body(request, self._answers)
-        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        body = self._prompts.body(index, self._answers)
+        message = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        return _Request(message, self, index, Answer(self._endpoint, keeps_text=self._prompts.keeps_answer(index)))
 
     def _prepare(self) -> bool:
         """Make a request ahead of its time; returns whether there may be more to make."""
-        if len(self._messages) >= PREPARED or self._messages_bytes >= PREPARED_BYTES:
+        if len(self._prepared) >= PREPARED or self._prepared_bytes >= PREPARED_BYTES:
             return False
-        request = self._followers.popleft() if self._followers else next(self._roots, -1)
-        if request < 0:
+        index = self._followers.popleft() if self._followers else next(self._roots, -1)
+        if index < 0:
             return False
-        if not self._was_sent[request]:
-            self._messages[request] = message = self._message(request)
-            self._messages_bytes += len(message)
+        if not self._was_sent[index]:
+            self._prepared[index] = request = self._make(index)
+            self._prepared_bytes += len(request.message)
         return True
 
-    def _tick(self, tick_ns: int, now: int) -> int:
-        """Note how late the loop is, end what has waited too long; returns when the next tick is due."""
+    def _note_lag(self, tick_ns: int, now: int) -> int:
+        """Note for how long ticks have waited until all that was there was read; returns when the next tick is due."""
         while tick_ns <= now:
             self._lag.add(now - tick_ns)
             tick_ns += TICK_NS
+        return tick_ns
+
+    def _keep_house(self, now: int) -> None:
+        """End what has waited too long; stop when told to."""
         while self._in_flight:
             request = next(iter(self._in_flight.values()))
             if now - request.sent_ns < self._timeout_ns:
@@ -289,7 +296,6 @@ class LoadLoop:
             request.ended(now, f"timed out after {self._load.timeout_s:g} s")
         if self._stop():
             self._interrupt(now)
-        return tick_ns
 
     def _interrupt(self, now: int) -> None:
         """Stop: what is in flight is given up, and kept as far as it came."""

@@ -34,6 +34,8 @@ class Run:
     trust : Trust
     interrupted : bool
         Stopped before its end; what was in flight is UNFINISHED.
+    start_ns : int [ns]
+        Start of the run by the machine's monotonic clock, to lay other records beside it.
     """
 
     log: RequestLog
@@ -41,6 +43,7 @@ class Run:
     chunks: Chunks
     trust: Trust
     interrupted: bool
+    start_ns: int
 
 
 def run_load(
@@ -111,7 +114,14 @@ def run_load(
             ended = loop.run()
     log, details, chunks = ended.record.tables(ended.start_ns, streamed=endpoint.stream)
     trust = judge(ended.client, load, log, details, chunks, streamed=endpoint.stream, interrupted=ended.interrupted)
-    return Run(log=log, details=details, chunks=chunks, trust=trust, interrupted=ended.interrupted)
+    return Run(
+        log=log,
+        details=details,
+        chunks=chunks,
+        trust=trust,
+        interrupted=ended.interrupted,
+        start_ns=ended.start_ns,
+    )
 
 
 def _no_progress(_: Progress) -> None:

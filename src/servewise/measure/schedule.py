@@ -75,9 +75,9 @@ class Schedule:
         """Since when each free place is free."""
         self._end_ns = NEVER_NS if load.duration_s is None else int(load.duration_s * 1e9)
 
-    def next_ns(self) -> int:
-        """When a request can be sent, as far as is known; ``NEVER_NS`` when something in flight must end first."""
-        if self._places is not None and not self._places:
+    def next_ns(self, now_ns: int) -> int:
+        """When a request can be sent, as far as is known; ``NEVER_NS`` when none can before something else ends."""
+        if now_ns > self._end_ns or (self._places is not None and not self._places):
             return NEVER_NS
         if self._ready:
             return self._ready[0][1]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +19,13 @@ from servewise.types import RequestDetails, RequestLog
 __all__ = ["Scraper", "ServerView", "compare_views"]
 
 INTERVAL_S: Final = 1.0
-PATIENCE_S: Final = 15.0
-"""For the last sample."""
 MAX_FOREIGN_FRAC: Final = 0.1
 """Share of the server's output tokens that nobody here asked for, above which it served others as well."""
 MAX_APART_FRAC: Final = 0.2
 
 
 class Scraper:
-    """Samples a server's metrics page, about once a second, in a process of its own.
+    """Samples a server's metrics page during runs, about once a second, in a process of its own.
 
     Parameters
     ----------
@@ -50,7 +49,7 @@ class Scraper:
                 text=True,
                 start_new_session=True,  # Ctrl-C is the client's: the last sample comes after it
             )
-            self._write(json.dumps(self._asked) + "\n")
+            self._tell(json.dumps(self._asked))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,10 +58,10 @@ class Scraper:
             self._child.communicate()
             self._child = None
 
-    def wait_for_first(self) -> None:
-        """Wait until the page was read once, so that the run's own requests are all in the difference."""
-        if self._child is not None and self._child.stdout is not None:
-            self._child.stdout.readline()
+    def start(self) -> None:
+        """Begin sampling; returns when the page was read once, so that a run's own requests are all in between."""
+        self._tell("start")
+        self._hear()
 
     def stop(self, start_s: float) -> dict[str, NDArray[np.float64]]:
         """End the sampling.
@@ -77,24 +76,24 @@ class Scraper:
         mapping of str to float64 array, shape (num_samples,)
             ``time_s`` from the start of the run, and what the page has; empty when there is none.
         """
-        if self._child is None:
-            return {}
-        try:
-            text, _ = self._child.communicate(timeout=PATIENCE_S)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
-            return {}
-        samples = [json.loads(line) for line in text.splitlines() if line]
-        self._child = None
+        self._tell("stop")
+        samples = self._hear() or []
         names = sorted({name for sample in samples for name in sample} - {"at_s"})
-        if not samples or not names:
+        if not names:
             return {}
         columns = {name: np.array([sample.get(name, np.nan) for sample in samples]) for name in names}
         return {"time_s": np.array([sample["at_s"] for sample in samples]) - start_s, **columns}
 
-    def _write(self, text: str) -> None:
+    def _tell(self, text: str) -> None:
         if self._child is not None and self._child.stdin is not None:
-            self._child.stdin.write(text)
-            self._child.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has ended: the run goes on without it
+                self._child.stdin.write(f"{text}\n")
+                self._child.stdin.flush()
+
+    def _hear(self) -> Any:
+        """The child's next answer; None when it has ended."""
+        line = "" if self._child is None or self._child.stdout is None else self._child.stdout.readline()
+        return json.loads(line) if line else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -69,6 +68,8 @@ class Session:
         with ExitStack() as stack:
             client = stack.enter_context(PlainClient(base_url, api_key=api_key))
             self.discovery: Discovery = discover(client, base_url, model=model, api=api, stream=stream)
+            engine = self.discovery.endpoint.engine
+            self._scraper = stack.enter_context(Scraper(base_url, engine, api_key=api_key))
             self.wording: Wording = find_wording(client, self.discovery.endpoint)
             self._stack = stack.pop_all()
 
@@ -99,17 +100,16 @@ class Session:
             When a request is longer than the server's context.
         """
         endpoint = self.discovery.endpoint
-        with Scraper(endpoint.base_url, endpoint.engine, api_key=self._api_key) as scraper:
-            workload = spec.make_workload(seed)
-            self._refuse_longer_than_context(workload)
-            prompts = WorkloadPrompts(workload, endpoint, self.wording, seed=seed)
-            load = spec.make_load(workload)
-            scraper.wait_for_first()
-            started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-            start_s = time.monotonic()
-            workers = min(self._workers, workload.num_requests)
-            run = run_load(endpoint, load, prompts, api_key=self._api_key, workers=workers, progress=progress)
-            metrics = scraper.stop(start_s)
+        workload = spec.make_workload(seed)
+        self._refuse_longer_than_context(workload)
+        prompts = WorkloadPrompts(workload, endpoint, self.wording, seed=seed)
+        load = spec.make_load(workload)
+        # a worker without a place in a closed loop would never send its part
+        workers = min(self._workers, workload.num_requests, load.concurrency or self._workers)
+        self._scraper.start()
+        started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        run = run_load(endpoint, load, prompts, api_key=self._api_key, workers=workers, progress=progress)
+        metrics = self._scraper.stop(run.start_ns / 1e9)
         measured = Measurement(
             name=name,
             endpoint=endpoint,

@@ -98,7 +98,9 @@ class LoadSpec:
     def make_load(self, workload: Workload) -> Load:
         """When they are sent."""
         if self.concurrency is None:
-            return open_loop(workload, duration_s=self.duration_s, timeout_s=self.timeout_s)
+            # arrivals end with the duration already: the last ones are sent, however late; turns may wait beyond it
+            until_s = None if workload.session is None else self.duration_s
+            return open_loop(workload, duration_s=until_s, timeout_s=self.timeout_s)
         return closed_loop(
             workload,
             self.concurrency,

@@ -12,6 +12,8 @@ __all__ = ["is_judged", "search_edge"]
 
 REPEATS: Final = 3
 """Runs on each side of the edge."""
+UNTRUSTED_RUNS: Final = 3
+"""Of one load, after which the search gives up: the client cannot send it."""
 MAX_POINTS: Final = 60
 LEAST_RPS: Final = 1e-3
 FAILED_FRAC: Final = 0.01
@@ -33,7 +35,8 @@ def search_edge(measure: Measure, *, start: float, whole: bool, tolerance: float
 
     The load is doubled until the promise breaks (or halved until it is kept), the interval is halved until its ends
     are within ``tolerance`` of each other, and then each end is run three times in all. A load keeps the promise when
-    most of its runs do: when more runs of an end say otherwise, the search goes on from there.
+    most of its runs do: when more runs of an end say otherwise, the search goes on from there. A run whose numbers
+    cannot be trusted decides nothing and is made again, twice at most.
 
     Parameters
     ----------
@@ -64,12 +67,13 @@ class _Search:
         while load is not None:
             if len(self._points) >= MAX_POINTS:
                 return self._edge(f"the search took {MAX_POINTS} runs")
-            point = self._measure(load, len(self._runs(load)))
+            point = self._measure(load, sum(earlier.load == load for earlier in self._points))
             self._points.append(point)
-            if not is_judged(point):
+            if is_judged(point):
+                load = self._next()
+            elif sum(not is_judged(run) for run in self._points if run.load == load) == UNTRUSTED_RUNS:
                 reasons = "; ".join(point.trust.reasons) or "no request counted"
-                return self._edge(f"the run at {load:g} cannot be trusted: {reasons}")
-            load = self._next()
+                return self._edge(f"{UNTRUSTED_RUNS} runs at {load:g} cannot be trusted, the last: {reasons}")
         low, high = self._sides()
         if high is None:
             return self._edge(f"{low:g} keeps the promise, and is the highest load to try")
@@ -92,7 +96,7 @@ class _Search:
 
     def _sides(self) -> tuple[float | None, float | None]:
         """The lowest load that breaks the promise in most of its runs, and the highest below it that does not."""
-        loads = sorted({point.load for point in self._points})
+        loads = sorted({point.load for point in self._points if is_judged(point)})
         high = next((load for load in loads if not self._keeps(load)), None)
         low = max((load for load in loads if high is None or load < high), default=None)
         return low, high
@@ -102,14 +106,12 @@ class _Search:
         return 2 * sum(point.kept for point in runs) > len(runs)
 
     def _runs(self, load: float) -> list[SweepPoint]:
-        return [point for point in self._points if point.load == load]
+        return [point for point in self._points if point.load == load and is_judged(point)]
 
     def _edge(self, stopped: str) -> Edge:
-        judged = [point for point in self._points if is_judged(point)]
-        self._points, all_points = judged, self._points
         low, high = self._sides()
         runs = [[] if side is None else self._runs(side) for side in (low, high)]
         low_kept, high_kept = ((sum(point.kept for point in side), len(side)) for side in runs)
         return Edge(
-            low=low, high=high, low_kept=low_kept, high_kept=high_kept, points=tuple(all_points), stopped=stopped
+            low=low, high=high, low_kept=low_kept, high_kept=high_kept, points=tuple(self._points), stopped=stopped
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ __all__ = [
     "MAX_LAG_USER_S",
     "MAX_SEND_LAG_S",
     "MAX_STALL_S",
+    "MIN_HELD_FRAC",
     "MIN_RATE_FRAC",
     "ClientFacts",
     "judge",
@@ -26,10 +28,12 @@ MAX_LAG_USER_S = 0.005
 """P99 lateness where times are taken on reading: each is late by up to that."""
 MAX_STALL_S = 0.1
 """Longest lateness: a single stall holds up every request in flight."""
-MAX_SEND_LAG_S = 0.015
+MAX_SEND_LAG_S = 0.02
 """P99 of actual minus intended send: TTFT counts from the intended one."""
 MIN_RATE_FRAC = 0.98
-"""Offered of requested rate, and held of requested concurrency, below which another load was measured."""
+"""Offered of requested rate below which another load was measured."""
+MIN_HELD_FRAC = 0.95
+"""The same of held concurrency, as far as the client left places empty."""
 MAX_FAILED_FRAC = 0.01
 """Share of failed requests above which the latencies of the rest say little of the load that was asked for."""
 
@@ -86,7 +90,7 @@ def judge(
     if facts["failed_frac"] > MAX_FAILED_FRAC:
         reasons.append(
             f"{int(failed.sum())} of {log.num_requests} requests failed ({facts['failed_frac']:.1%}), "
-            f"most often: {_most_common([f for f in details.failure if f])}"
+            f"most often: {Counter(filter(None, details.failure)).most_common(1)[0][0]}"
         )
     counted = (log.status == RequestStatus.OK) & (log.output_tokens > 0)
     num_chunks = int(np.diff(chunks.offsets)[counted].sum())
@@ -168,17 +172,13 @@ def _sending(
     in_flight_s = np.minimum(details.end_s, last_s) - log.sent_s
     facts["held_concurrency"] = float(in_flight_s.sum() / span_s)
     empty = float(late_s.sum() / span_s)
-    if empty > (1.0 - MIN_RATE_FRAC) * load.concurrency:
+    if empty > (1.0 - MIN_HELD_FRAC) * load.concurrency:
         reasons.append(
             f"the client held {facts['held_concurrency']:.1f} requests in flight, not {load.concurrency}: "
             f"it left {empty:.1f} places empty"
         )
-    elif facts["held_concurrency"] < MIN_RATE_FRAC * load.concurrency:
+    elif facts["held_concurrency"] < MIN_HELD_FRAC * load.concurrency:
         notes.append(
             f"{facts['held_concurrency']:.1f} requests were in flight on average, not {load.concurrency}: "
             "the load had no more to send"
         )
-
-
-def _most_common(words: list[str]) -> str:
-    return max(set(words), key=words.count)

@@ -26,6 +26,9 @@ MAX_EVENTS = 64
 """Sockets that one poll reads: a request that is due waits for no more than these."""
 READ_BYTES = 65_536
 """At once; more than a TLS record, so that none is left where poll does not see it."""
+STALE_ALLOWED = 2
+"""A server that closes connections more often than they can be used again, give or take this, gets a new one for each
+request: some announce keep-alive and close after every stream (llama.cpp)."""
 MAX_FILES = 65_536
 SO_TIMESTAMPNS = 35
 """``asm-generic/socket.h``; with 64-bit words its message is a ``struct timespec`` of two of them."""
@@ -75,17 +78,19 @@ class Exchange:
 
 
 class _Connection:
-    __slots__ = ("answer", "exchange", "fd", "is_old", "is_open", "sock", "unsent")
+    __slots__ = ("answer", "exchange", "fd", "is_old", "is_open", "is_used", "sock", "unsent")
 
     def __init__(self, sock: socket.socket, exchange: Exchange | None) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.exchange = exchange
         self.answer = HttpAnswer()
-        self.unsent: memoryview | None = None
+        self.unsent: bytes | memoryview | None = None
         self.is_open = False
         self.is_old = exchange is None
         """Opened before its exchange was there, so that the server may have closed it meanwhile."""
+        self.is_used = False
+        """Has carried an answer."""
 
 
 class Client:
@@ -109,6 +114,9 @@ class Client:
         self._failed: deque[tuple[Exchange, str]] = deque()
         self.can_stamp = HAS_STAMPS and self._tls is None
         """Whether the kernel is asked for stamps."""
+        self._num_reused = 0
+        self._num_stale = 0
+        """Connections that were used again with success, and those that the server had closed."""
         self.num_stamped = 0
         """Reads that the kernel stamped."""
         self.num_reads = 0
@@ -143,7 +151,7 @@ class Client:
             connection = self._idle.pop()
             connection.exchange = exchange
             exchange.connection = connection
-            self._write(connection, memoryview(exchange.message))
+            self._write(connection, exchange.message)
         else:
             self._connect(exchange)
 
@@ -151,6 +159,7 @@ class Client:
         """Give up an exchange: it hears nothing more."""
         if exchange.connection is not None:
             self._drop(exchange.connection)
+        self._failed = deque(failed for failed in self._failed if failed[0] is not exchange)
 
     def close(self) -> None:
         """Close every connection; exchanges hear nothing more."""
@@ -231,13 +240,13 @@ class Client:
         if connection.exchange is None:
             self._idle.append(connection)
         else:
-            self._write(connection, memoryview(connection.exchange.message))
+            self._write(connection, connection.exchange.message)
 
-    def _write(self, connection: _Connection, data: memoryview) -> None:
+    def _write(self, connection: _Connection, data: bytes | memoryview) -> None:
         was_waiting = connection.unsent is not None
         try:
-            while data:
-                data = data[connection.sock.send(data) :]
+            while (num_sent := connection.sock.send(data)) < len(data):
+                data = memoryview(data)[num_sent:]
             connection.unsent = None
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             connection.unsent = data
@@ -288,10 +297,12 @@ class Client:
 
     def _done(self, connection: _Connection, at_ns: int) -> None:
         exchange = connection.exchange
-        if connection.answer.keeps_alive and connection.unsent is None:
+        self._num_reused += connection.is_used
+        may_reuse = self._num_stale <= self._num_reused + STALE_ALLOWED
+        if may_reuse and connection.answer.keeps_alive and connection.unsent is None:
             connection.exchange = None
             connection.answer = HttpAnswer()
-            connection.is_old = True
+            connection.is_old = connection.is_used = True
             self._idle.append(connection)
         else:
             self._drop(connection)
@@ -308,6 +319,7 @@ class Client:
             self._done(connection, monotonic_ns())
         elif connection.is_old and not answer.started and (error is None or isinstance(error, _CLOSED)):
             self._drop(connection)
+            self._num_stale += connection.is_used
             exchange.retries += 1
             self._connect(exchange)
         elif answer.started:

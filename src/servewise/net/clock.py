@@ -18,8 +18,10 @@ DISTRUST_NS = 1_000_000_000
 """How long stamps are not believed after a step [ns]: packets stamped before it have been read by then."""
 EARLY_NS = 200_000
 """How far a stamp may lie outside of what is possible [ns]: the distance is known no better than that."""
-READS = 4
-"""Times that the clocks are read when the first reading says step: the process may have been put aside in between."""
+WIDE_NS = 50_000
+"""A look that took longer is not used [ns]: the process was put aside between the two clocks."""
+READS = 8
+"""Of both clocks, before the first stamp."""
 
 
 class Clock:
@@ -35,35 +37,30 @@ class Clock:
     def __init__(self, monotonic: Callable[[], int] = monotonic_ns, wall: Callable[[], int] = time_ns) -> None:
         self._monotonic = monotonic
         self._wall = wall
-        self._offset_ns = self._distance()[0]
+        self._offset_ns = self._distance()
         self._distrust_until_ns = 0
         self.steps = 0
         """Steps of the wall clock seen so far."""
 
     def sync(self) -> int:
         """Look at both clocks and return the monotonic one [ns]."""
+        before = self._monotonic()
+        wall = self._wall()
         now = self._monotonic()
-        offset = self._wall() - now
-        if -STEP_NS < offset - self._offset_ns < STEP_NS:
-            self._offset_ns = offset
+        if now - before > WIDE_NS:
             return now
-        offset, now = self._distance()
+        offset = wall - (before + now) // 2
         if not -STEP_NS < offset - self._offset_ns < STEP_NS:
             self.steps += 1
             self._distrust_until_ns = now + DISTRUST_NS
         self._offset_ns = offset
         return now
 
-    def _distance(self) -> tuple[int, int]:
-        """Wall minus monotonic clock by the quickest of some readings, and the monotonic clock at the last [ns]."""
-        best, width = 0, -1
-        for _ in range(READS):
-            before = self._monotonic()
-            wall = self._wall()
-            now = self._monotonic()
-            if width < 0 or now - before < width:
-                best, width = wall - (before + now) // 2, now - before
-        return best, now
+    def _distance(self) -> int:
+        """Wall minus monotonic clock by the quickest of some readings [ns]."""
+        readings = [(self._monotonic(), self._wall(), self._monotonic()) for _ in range(READS)]
+        before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
+        return wall - (before + after) // 2
 
     def received(self, stamp_ns: int, earliest_ns: int, now_ns: int) -> int:
         """Bring a kernel stamp onto the monotonic clock.

@@ -1,8 +1,7 @@
 """A server's metrics page, read by a process of its own beside a run, so that the client is not disturbed.
 
-Started by :mod:`servewise.measure.scrape`, which writes one JSON line to its standard input and closes that when the
-run is over. An empty line on standard output says that the first sample is taken; all follow in the end, a JSON line
-each.
+Started by :mod:`servewise.measure.scrape`. Standard input brings one JSON line, and then ``start`` and ``stop`` for
+each run; standard output says in JSON that the first sample is taken, and in the end holds all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from servewise.errors import MeasurementError
 from servewise.net.plain import PlainClient
 
-__all__ = ["GAUGES", "NAMES", "main", "read_page"]
+__all__ = ["NAMES", "main", "read_page"]
 
 Alternatives = Sequence[Sequence[str]]
 """Names of which the first set that is there counts; the names of a set are added up."""
@@ -67,7 +66,7 @@ NAMES: Final[Mapping[str, Mapping[str, Alternatives]]] = {
 }
 """What each engine's page calls things. Seen at vLLM 0.32, SGLang 0.5.23, llama.cpp b11549; TGI from its documents."""
 
-GAUGES: Final = ("running", "waiting", "kv_used_frac")
+TIMEOUT_S: Final = 5.0
 
 
 def read_page(engine: str, page: str) -> dict[str, float]:
@@ -95,21 +94,27 @@ def read_page(engine: str, page: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Sample until standard input is closed, and then once more."""
+    """Sample between ``start`` and ``stop`` on standard input, as often as asked, until that is closed."""
     asked = json.loads(sys.stdin.readline())
     os.nice(5)
-    samples: list[dict[str, float]] = []
-    with PlainClient(asked["base_url"], api_key=asked["api_key"], timeout_s=5.0) as client:
-        is_over = False
-        while not is_over:
-            is_over = bool(select.select([sys.stdin], [], [], asked["interval_s"] if samples else 0.0)[0])
-            samples.append(_sample(client, asked["engine"]))
-            if len(samples) == 1:
-                sys.stdout.write("\n")
-                sys.stdout.flush()
-            if not samples[-1] and len(samples) == 1:
-                break  # the server has no such page
-    sys.stdout.write("".join(f"{json.dumps(sample)}\n" for sample in samples if sample))
+    with PlainClient(asked["base_url"], api_key=asked["api_key"], timeout_s=TIMEOUT_S) as client:
+        while sys.stdin.readline() == "start\n":
+            samples = [_sample(client, asked["engine"])]
+            _answer("started")
+            # a server without such a page is not asked again
+            interval_s = asked["interval_s"] if samples[0] else None
+            while not select.select([sys.stdin], [], [], interval_s)[0]:
+                samples.append(_sample(client, asked["engine"]))
+            if sys.stdin.readline() != "stop\n":
+                return
+            if samples[0]:
+                samples.append(_sample(client, asked["engine"]))
+            _answer([sample for sample in samples if sample])
+
+
+def _answer(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
 
 
 def _sample(client: PlainClient, engine: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from servewise.traffic.profiles import load_profile, profile_names
 from servewise.traffic.reader import read_trace
 from servewise.traffic.rescale import RescaleMethod, rescale
 from servewise.traffic.selection import limit, select_requests
-from servewise.traffic.source import TrafficSource, load
+from servewise.traffic.source import TrafficSource, load, named_source
 from servewise.traffic.statistics import LengthStatistics, TrafficStatistics, statistics
 from servewise.traffic.synthesis import Conversations, SynthesisSpec, SystemPrompts, synthesize
 
@@ -41,6 +41,7 @@ __all__ = [
     "limit",
     "load",
     "load_profile",
+    "named_source",
     "profile_names",
     "read_trace",
     "rescale",

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from servewise.errors import InputError
 from servewise.traffic.max_tokens import assume_max_tokens
-from servewise.traffic.profiles import load_profile
+from servewise.traffic.profiles import load_profile, profile_names
 from servewise.traffic.reader import read_trace
 from servewise.traffic.rescale import RescaleMethod, rescale
 from servewise.traffic.selection import limit
 from servewise.traffic.synthesis import SynthesisSpec, synthesize
 from servewise.types import Workload
 
-__all__ = ["TrafficSource", "load"]
+__all__ = ["TrafficSource", "load", "named_source"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +98,25 @@ def load(source: TrafficSource) -> Workload:
     if source.max_tokens is not None:
         workload = assume_max_tokens(workload, source.max_tokens)
     return workload
+
+
+def named_source(
+    name_or_path: str,
+    format: str | None = None,  # noqa: A002 (the option's name)
+    columns: Mapping[str, str] | None = None,
+    rate_rps: float | None = None,
+) -> TrafficSource:
+    """The source that a name means: a built-in profile, or a trace file.
+
+    Raises
+    ------
+    InputError
+        When a profile is given the options of a file.
+    """
+    is_profile = name_or_path in profile_names()
+    if is_profile and (format or columns):
+        raise InputError(f"{name_or_path} is a built-in profile; --format and --columns are for trace files")
+    is_file = Path(name_or_path).exists() or format or columns or "." in name_or_path or "/" in name_or_path
+    if is_file and not is_profile:
+        return TrafficSource(trace=Path(name_or_path), format=format, columns=columns, rate_rps=rate_rps)
+    return TrafficSource(profile=name_or_path, rate_rps=rate_rps)
