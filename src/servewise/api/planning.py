@@ -280,7 +280,7 @@ def list_profiles() -> list[str]:
     return list(traffic.profile_names())
 
 
-def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
+def _offers(service: Service, gpu: GpuSpec, name: str) -> tuple[GpuOffer, ...]:
     """Prices of a GPU: the user's own where the file has some, else the built-in ones, else none."""
     if gpu.vendor == DESCRIBED:
         offer = catalog.device_offer(name, service.price_kind)
