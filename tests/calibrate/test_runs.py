@@ -87,7 +87,7 @@ def test_prompts_from_the_cache_are_refused_or_noted(runs: list[MeasuredRun]) ->
     def cached(frac: float) -> list[MeasuredRun]:
         return [*runs[:2], with_log(runs[2], cached_tokens=np.rint(frac * runs[2].log.input_tokens).astype(np.int64))]
 
-    refused(cached(0.5), "prompts that share nothing")
+    refused(cached(0.6), "prompts that share nothing")
     assert any("prefix cache" in note for note in checked(cached(0.05), deployed())[1])
     assert not any("prefix cache" in note for note in checked(cached(0.0), deployed())[1])
 

@@ -21,7 +21,7 @@ MIN_POINTS = 3
 MIN_REQUESTS = 20
 """Answered requests of a run, for medians that mean something."""
 MOST_FAILED_FRAC = 0.05
-MOST_CACHED_FRAC = 0.1
+MOST_CACHED_FRAC = 0.5
 NOTED_CACHED_FRAC = 0.01
 OVERLOAD_GROWTH = 3.0
 """A median TTFT of the last third of an open-loop run above this multiple of the first third's: the queue grew."""
@@ -163,7 +163,7 @@ def _prefix_notes(name: str, log: RequestLog) -> list[str]:
             "may; measure with prompts that share nothing"
         )
     if frac > NOTED_CACHED_FRAC:
-        return [f"run {name}: {frac:.1%} of the prompt tokens came from the prefix cache, which the fit does not know"]
+        return [f"run {name}: {frac:.1%} of the prompt tokens came from the prefix cache; they are left out of the prompts"]
     return []
 
 
@@ -185,12 +185,16 @@ def mean_running(log: RequestLog) -> float:
 
 
 def workload_of(run: MeasuredRun) -> Workload:
-    """The requests of a run as the simulator takes them: those it had, when they were meant to be sent."""
+    """The requests of a run as the simulator takes them: those it had, when they were meant to be sent.
+
+    Of prompts only what had to be computed; the few tokens of a template, which every request shares, are missing in its
+    contexts.
+    """
     log = run.log
     return Workload(
         name=run.name,
         arrival_s=log.intended_s - log.intended_s[0],
-        input_tokens=log.input_tokens,
+        input_tokens=np.maximum(log.input_tokens - np.maximum(log.cached_tokens, 0), 1),
         output_tokens=log.output_tokens,
         max_tokens=log.output_tokens,
         max_tokens_kind="declared",
