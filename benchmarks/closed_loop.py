@@ -85,7 +85,8 @@ class Point:
             output_tokens=UniformLength(low=c, high=d),
             num_requests=self.num_requests,
         )
-        return replace(made, workload=made.make_workload(seed=self.concurrency))
+        workload = replace(made.make_workload(seed=self.concurrency), name=f"{a}-{b} in, {c}-{d} out")
+        return replace(made, workload=workload)
 
 
 SHORT: tuple[Lengths, Lengths] = ((32, 192), (24, 64))

@@ -92,7 +92,7 @@ def calibrate(
     if out is not None and out.exists():
         raise InputError(f"{out} exists already and is not overwritten; choose another name")
     runs = [measured_run(read_measurement(folder)) for folder in run_dirs]
-    hashes = {str(folder.name): digest(folder / "requests.parquet") for folder in run_dirs}
+    hashes = {"/".join(folder.resolve().parts[-2:]): digest(folder / "requests.parquet") for folder in run_dirs}
     found = fit_calibration(runs, deployment, input_hashes=hashes, progress=progress or (lambda _s, _d, _t: None))
     if out is not None:
         write_calibration(out, found)

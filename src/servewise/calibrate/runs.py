@@ -163,7 +163,9 @@ def _prefix_notes(name: str, log: RequestLog) -> list[str]:
             "may; measure with prompts that share nothing"
         )
     if frac > NOTED_CACHED_FRAC:
-        return [f"run {name}: {frac:.1%} of the prompt tokens came from the prefix cache; they are left out of the prompts"]
+        return [
+            f"run {name}: {frac:.1%} of the prompt tokens came from the prefix cache; they are left out of the prompts"
+        ]
     return []
 
 
