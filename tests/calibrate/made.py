@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from servewise.types import (
@@ -55,7 +57,7 @@ def made(
             FittedParameter(name="step_s", value=0.0, interval=Interval(low=0.0, high=1e-3), kept="not told"),
         ),
         draws=values * np.exp(random.normal(0.0, spread_frac, (num_draws, len(values)))),
-        points=(point,) * 5,
+        points=tuple(replace(point, load=f"{i} at once") for i in (1, 2, 4, 8, 16)),
         tpot_error_frac=error_frac,
         ttft_error_frac=2 * error_frac,
         measured_range=MeasuredRange(max_running=64, max_context_tokens=2000, max_input_tokens=1500),

@@ -132,6 +132,9 @@ def test_a_calibration_applies_to_its_engine_and_device(deployment: Deployment) 
     assert calibration_of(replace(deployment, engine="sglang"), (own,)) is None
     drafter = Speculation(method="ngram", num_speculative_tokens=2, acceptance=chain_acceptance(0.5, 2))
     assert calibration_of(replace(deployment, speculation=drafter), (own,)) is None
+    of_file = replace(deployment, model=replace(deployment.model, name="/somewhere/tiny/config.json"))
+    same = replace(own, form="absolute", model="tiny/config.json")
+    assert calibration_of(of_file, (same,)) is same
     elsewhere = replace(own, model="another")
     assert calibration_of(deployment, (elsewhere, own)) is own  # its own model comes first
     assert calibration_of(deployment, (elsewhere,)) is elsewhere

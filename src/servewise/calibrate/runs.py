@@ -189,8 +189,8 @@ def mean_running(log: RequestLog) -> float:
 def workload_of(run: MeasuredRun) -> Workload:
     """The requests of a run as the simulator takes them: those it had, when they were meant to be sent.
 
-    Of prompts only what had to be computed; the few tokens of a template, which every request shares, are missing in its
-    contexts.
+    Of prompts only what had to be computed; the few tokens of a template, which every request shares, are missing in
+    the contexts.
     """
     log = run.log
     return Workload(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from types import MappingProxyType
 
 import numpy as np
@@ -82,12 +83,17 @@ def calibration_of(deployment: Deployment, calibrations: Sequence[Calibration]) 
     """
     if deployment.speculation is not None or deployment.disaggregation is not None:
         return None
-    own = deployment.model.name, deployment.precision, deployment.parallelism
+    own = _plain_name(deployment.model.name), deployment.precision, deployment.parallelism
     near = [c for c in calibrations if (c.engine, c.gpu) == (deployment.engine, deployment.gpu.name)]
     for calibration in near:
-        if (calibration.model, calibration.precision, calibration.parallelism) == own:
+        if (_plain_name(calibration.model), calibration.precision, calibration.parallelism) == own:
             return calibration
     return next((c for c in near if c.form == "scaled"), None)
+
+
+def _plain_name(model: str) -> str:
+    """A model's name; of the path of a ``config.json`` the folder and the file, wherever they are."""
+    return "/".join(PurePath(model).parts[-2:]) if model.endswith(".json") else model
 
 
 def calibrated_step_model(deployment: Deployment, calibrations: Sequence[Calibration] = ()) -> StepModel:
@@ -133,7 +139,7 @@ def differences(deployment: Deployment, calibration: Calibration) -> tuple[str, 
     """In what a deployment differs from the measured one, in words."""
     pairs = (
         ("engine version", calibration.engine_version, deployment.engine_version),
-        ("model", calibration.model, deployment.model.name),
+        ("model", _plain_name(calibration.model), _plain_name(deployment.model.name)),
         ("precision", calibration.precision.weights, deployment.precision.weights),
         ("KV precision", calibration.precision.kv, deployment.precision.kv),
         ("tensor parallel size", *(d.parallelism.tensor_parallel_size for d in (calibration, deployment))),
@@ -212,7 +218,7 @@ def calibrated_error(usual: MeanError, deployment: Deployment, calibration: Cali
         Whether the load is within the measured range and does not run full. If not, and for another model or version,
         the interval is no narrower than the usual one.
     """
-    num = len(calibration.points)
+    num = len({point.load for point in calibration.points})
     tpot, ttft = (_interval(error, num) for error in (calibration.tpot_error_frac, calibration.ttft_error_frac))
     if inside and not differences(deployment, calibration):
         return MeanError(error_class="calibrated", tpot_frac=tpot, ttft_frac=ttft, num_runs=num)
