@@ -3,12 +3,13 @@
     python tools/compare_with_llamacpp.py MODEL.gguf [--seed 0]
 
 llama.cpp must be installed (``python -m benchmarks.engine_installs llamacpp``, 34 MB; no GPU); MODEL is any small
-model, whose weights do not matter. For each scenario a server is started, its slots are filled one by one, and a burst
-of requests follows while they generate, so that all of these wait. From then on nothing depends on how fast the machine
-is: the requests are given to the simulator in the same order, and its passes (which slots, how many tokens of each),
-the slots of the requests, the tokens that were there already, and the orders of first and last tokens must be those of
-the server. Passes are read in the server's log. Where a shared cache is too small, the real server tries smaller
-batches before it gives up; its passes are then more than the simulated ones.
+model, whose weights do not matter; where there is a prompt cache, one that keeps TOKEN_BYTES of a token. For each
+scenario a server is started, its slots are filled one by one, and a burst of requests follows while they generate, so
+that all of these wait; or requests come one by one, each when the one before it was answered. So nothing depends on how
+fast the machine is: the requests are given to the simulator in the same order, and its passes (which slots, how many
+tokens of each), the slots of the requests, the tokens that were there already, and the orders of first and last tokens
+must be those of the server. Passes are read in the server's log. Where a shared cache is too small, the real server
+tries smaller batches before it gives up; its passes are then more than the simulated ones.
 
 Prints what is equal by scenario, and one JSON line last. Exit code: 0 all equal, 1 some differ, 2 bad input.
 """
@@ -40,18 +41,26 @@ from oracle.llamacpp_cases import SlotCase
 from oracle.llamacpp_plain import Engine, Live, Params
 from oracle.plain_engine import Request
 from oracle.strategies import unit_table
+from servewise.units import MIB
 from sim.llamacpp_agree import run_open
 
 BLOCK = 16
 """Tokens of a block that prompts share."""
-NUM_BURST = 12
+TOKEN_BYTES = 2 * 4 * 2 * 64 * 2 + 12
+"""Of the tests' tiny model (keys and values, layers, heads, their size, f16), in the server's prompt cache."""
+COPY_S = 1 / 64
+"""Simulated time of a token on its way to the host; any would do."""
+FAR_APART_S = 10_000.0
 SERVER_CORE = 0
 Passes = list[list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A server and what is sent to it; with ``shared`` prompts begin with some of a few common blocks."""
+    """A server and what is sent to it; with ``shared`` prompts begin with some of a few common blocks.
+
+    ``num_requests`` in a burst while the slots generate (``head_start_tokens`` at least), or ``apart``.
+    """
 
     name: str
     params: Params
@@ -59,6 +68,10 @@ class Scenario:
     shared: bool = False
     prompt_tokens: tuple[int, int] = (5, 400)
     output_tokens: tuple[int, int] = (1, 40)
+    num_requests: int = 12
+    head_start_tokens: int = 150
+    apart: bool = False
+    cache_ram_mib: int = 0
 
     def settings(self) -> dict[str, Any]:
         """Fields of the real server's parameters."""
@@ -69,7 +82,7 @@ class Scenario:
             "n_ubatch": self.params.n_ubatch,
             "kv_unified": self.params.is_unified and self.params.num_slots > 1,
             "ctx_shift": self.params.context_shift,
-            "cache_ram_mib": 0,
+            "cache_ram_mib": self.cache_ram_mib,
             "n_threads_http": 64,  # with fewer than there are requests, some do not reach the queue
         }
 
@@ -82,7 +95,7 @@ def scenarios() -> list[Scenario]:
     split = replace(four, cells=2048, context=2048, is_unified=False)
     full = replace(four, cells=1024, context=1024)
     one = replace(four, num_slots=1, cells=512, context=512, n_batch=64)
-    return [
+    scenarios = [
         Scenario(name="four slots, unified", params=four, ctx_size=8192),
         Scenario(name="four slots, split", params=split, ctx_size=8192),
         Scenario(name="four slots, unified, shared prefixes", params=four, ctx_size=8192, shared=True),
@@ -104,6 +117,14 @@ def scenarios() -> list[Scenario]:
             output_tokens=(150, 450),
         ),
     ]
+    for mib in (1, 16):
+        cached = {"shared": True, "num_requests": 24, "cache_ram_mib": mib, "ctx_size": 8192}
+        for name, params in (("unified", four), ("split", split)):
+            params = replace(params, host_tokens=mib * MIB // TOKEN_BYTES, copy_s=COPY_S)
+            name = f"four slots, {name}, prompt cache of {mib} MiB"
+            scenarios.append(Scenario(name=name, params=params, head_start_tokens=400, **cached))
+            scenarios.append(Scenario(name=f"{name}, one by one", params=params, apart=True, **cached))
+    return scenarios
 
 
 @dataclass(slots=True)
@@ -127,24 +148,29 @@ class Sent:
 
 
 def make_requests(scenario: Scenario, rng: random.Random) -> list[Request]:
-    """As many requests as slots, of few tokens and long outputs, and then the burst."""
+    """As many requests as slots, of few tokens and long outputs, and then the burst; or those that come apart."""
     params = scenario.params
+    outputs = [scenario.head_start_tokens + 20 * i for i in range(0 if scenario.apart else params.num_slots)]
     found = [
-        Request(id=i, arrival_s=0.0, input_tokens=8, output_tokens=150 + 20 * i, max_tokens=150 + 20 * i)
-        for i in range(params.num_slots)
+        Request(id=i, arrival_s=0.0, input_tokens=8, output_tokens=tokens, max_tokens=tokens)
+        for i, tokens in enumerate(outputs)
     ]
     if params.context == params.cells == 1024 and params.is_unified:
         found = [replace(r, output_tokens=100 + 9 * r.id, max_tokens=100 + 9 * r.id) for r in found]
-    for i in range(NUM_BURST):
-        number = params.num_slots + i
-        inputs, outputs = rng.randint(*scenario.prompt_tokens), rng.randint(*scenario.output_tokens)
+    for number in range(len(found), len(found) + scenario.num_requests):
+        inputs, tokens = rng.randint(*scenario.prompt_tokens), rng.randint(*scenario.output_tokens)
         ids: tuple[int, ...] = ()
         if scenario.shared:
             tree = rng.randrange(3)
             ids = tuple(100 * tree + block for block in range(min(rng.randint(1, 12), inputs // BLOCK)))
         found.append(
             Request(
-                id=number, arrival_s=0.0, input_tokens=inputs, output_tokens=outputs, max_tokens=outputs, block_ids=ids
+                id=number,
+                arrival_s=number * FAR_APART_S if scenario.apart else 0.0,
+                input_tokens=inputs,
+                output_tokens=tokens,
+                max_tokens=tokens,
+                block_ids=ids,
             )
         )
     return found
@@ -213,15 +239,29 @@ def run_real(scenario: Scenario, sent: Sequence[Sent], model: Path) -> str:
             threads = [threading.Thread(target=post, args=(server.port, one)) for one in sent]
             for number, thread in enumerate(threads):
                 thread.start()
+                if scenario.apart:
+                    thread.join()
                 time.sleep(0.03 if number < scenario.params.num_slots else 0.012)
             for thread in threads:
                 thread.join()
         return log.read_bytes()[start:].decode(errors="replace")
 
 
+def joins(scenario: Scenario, passes: Passes, steps: Sequence[int]) -> list[int]:
+    """The step with which each request that fills a slot began; the last slot is filled first."""
+    found = []
+    for slot in reversed(range(scenario.params.num_slots)):
+        at = next(i for i, parts in enumerate(passes) if any(part[0] == slot for part in parts))
+        found.append(sum(start <= at for start in steps) - 1)
+    return found
+
+
 def run_plain(scenario: Scenario, requests: Sequence[Request], joined: Sequence[int]) -> tuple[Engine, list[Live]]:
     """The plain server; request ``i`` of those that fill the slots comes before step ``joined[i]``, the rest after."""
     engine = Engine(scenario.params, unit_table(16, 512))
+    if scenario.apart:
+        engine.serve(requests)
+        return engine, engine.lives
     lives = [engine.submit(requests[0])]
     for request, step in zip(requests[1 : len(joined)], joined[1:], strict=True):
         while len(engine.steps) < step or engine.step:
@@ -257,11 +297,7 @@ def compare(scenario: Scenario, model: Path, seed: int = 0, *, differences: bool
     sent = [Sent(request, tokens_of(request, rng)) for request in requests]
     log = run_real(scenario, sent, model)
     passes, steps = read_passes(log)
-    joined = []
-    for number in range(scenario.params.num_slots):
-        slot = scenario.params.num_slots - 1 - number
-        at = next(i for i, parts in enumerate(passes) if any(part[0] == slot for part in parts))
-        joined.append(sum(start <= at for start in steps) - 1)
+    joined = [] if scenario.apart else joins(scenario, passes, steps)
     engine, lives = run_plain(scenario, requests, joined)
     kernel = run_open(
         SlotCase(requests=tuple(live.request for live in lives), params=scenario.params, times=unit_table(16, 512))
@@ -274,6 +310,7 @@ def compare(scenario: Scenario, model: Path, seed: int = 0, *, differences: bool
     found = {
         "requests": len(sent),
         "failed": sum(failed),
+        "cached_tokens": sum(0 if one.failed else one.answer["timings"]["cache_n"] for one in sent),
         "failed_equal": failed == [bool(r) for r in kernel.outputs.rejected],
         "passes": [len(passes), len(engine.passes)],
         "passes_equal": passes == engine.passes,

@@ -1,7 +1,7 @@
 """Send a burst of requests to a real serving engine, and see what it did.
 
 Used by ``compare_with_engines.py``. Requests are prompts of token numbers, so their lengths are exact, and run to their
-limit (``ignore_eos``). A request's first token is timed when the first chunk of its stream arrives.
+limit. A request's first token is timed when the first chunk of its stream arrives.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def scrape(port: int) -> dict[str, float]:
     return values
 
 
-def _body(number: int, burst: int, request: Sent) -> bytes:
+def _body(number: int, burst: int, request: Sent, ignore_eos: bool) -> bytes:
     """A prompt that shares no block with that of any other request."""
     start = (burst * 997 + number * 131) % VOCABULARY
     prompt = [FIRST_TOKEN_ID + (start + 7 * i * (number + 1)) % VOCABULARY for i in range(request.input_tokens)]
@@ -81,7 +81,7 @@ def _body(number: int, burst: int, request: Sent) -> bytes:
         "prompt": prompt,
         "max_tokens": request.output_tokens,
         "temperature": 0.0,
-        "ignore_eos": True,
+        "ignore_eos": ignore_eos,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -110,14 +110,16 @@ def _ask(port: int, body: bytes, answer: Answer) -> None:
     connection.close()
 
 
-def send_burst(port: int, burst: int, requests: Sequence[Sent], *, head_start: bool, gap_s: float) -> Observed:
+def send_burst(
+    port: int, burst: int, requests: Sequence[Sent], *, head_start: bool, ignore_eos: bool, gap_s: float
+) -> Observed:
     """Send a burst to an idle server, a request every ``gap_s``, and wait for all answers.
 
     With ``head_start`` the second request waits for the first one's first token.
     """
     before = scrape(port)
     answers = tuple(Answer(sent_s=0.0, output_tokens=0, chunk_s=[]) for _ in requests)
-    bodies = [_body(number, burst, request) for number, request in enumerate(requests)]
+    bodies = [_body(number, burst, request, ignore_eos) for number, request in enumerate(requests)]
     threads = [
         threading.Thread(target=_ask, args=(port, body, answer)) for body, answer in zip(bodies, answers, strict=True)
     ]

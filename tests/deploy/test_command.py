@@ -127,6 +127,8 @@ def test_notes_say_what_the_command_cannot() -> None:
     (note,) = notes(dataclasses.replace(plain, parallelism=stages))
     assert "takes 2 nodes" in note
     assert "--nnodes 2 --node-rank RANK" in note
+    (note,) = notes(dataclasses.replace(plain, engine="sglang", parallelism=stages))
+    assert "--nnodes 2 --node-rank RANK --dist-init-addr FIRST_NODE:PORT" in note
     ranks = Parallelism(tensor_parallel_size=4, data_parallel_size=4, expert_parallel_size=16)
     (note,) = notes(dataclasses.replace(plain, parallelism=ranks))
     assert "--data-parallel-size-local 2 --data-parallel-address" in note

@@ -57,7 +57,8 @@ def test_the_output_is_what_the_simulator_says() -> None:
     (shape,) = (
         s
         for s in shapes
-        if wanted
+        if s.deployment.parallelism.num_gpus == int(size)
+        and wanted
         == (
             s.deployment.gpu.name,
             s.deployment.parallelism.tensor_parallel_size,

@@ -39,7 +39,9 @@ def served(requests: list, counters: dict[str, float]) -> object:
 
 
 def settings(engine: str) -> argparse.Namespace:
-    return argparse.Namespace(engine=engine, scheduling_policy="fcfs", watermark=0.0, long_prefill_token_threshold=0)
+    return argparse.Namespace(
+        engine=engine, scheduling_policy="fcfs", watermark=0.0, long_prefill_token_threshold=0, stop_at_eos=False
+    )
 
 
 def test_vllm_preempts_where_sglang_queues(tool: ModuleType) -> None:
@@ -62,13 +64,13 @@ def test_an_answer_of_another_length_is_refused(tool: ModuleType) -> None:
 
 def test_how_far_one_order_follows_another(tool: ModuleType) -> None:
     simulated = np.array([1.0, 2.0, 2.0, 3.0])
-    same = tool.follows(simulated, np.array([0.1, 0.4, 0.3, 0.5]))  # those of one step may come in any order
+    same = tool.follows(simulated, np.array([0.1, 0.4, 0.3, 0.5]), 0.01)  # those of one step may come in any order
     assert (same.tau, same.prefix) == (1.0, 4)
     # of 5 pairs told apart one is swapped: the last request came before the second
-    swapped = tool.follows(simulated, np.array([0.1, 0.5, 0.3, 0.4]))
+    swapped = tool.follows(simulated, np.array([0.1, 0.5, 0.3, 0.4]), 0.01)
     assert swapped.tau == pytest.approx(3 / 5)
     assert swapped.prefix == 2
-    assert tool.follows(simulated, -simulated).tau == -1.0
+    assert tool.follows(simulated, -simulated, 0.01).tau == -1.0
 
 
 def test_prompts_share_no_block(tool: ModuleType) -> None:
@@ -77,6 +79,14 @@ def test_prompts_share_no_block(tool: ModuleType) -> None:
     starts = set()
     for burst in range(6):
         for number, request in enumerate(requests):
-            body = real._body(number, burst, request)
+            body = real._body(number, burst, request, True)
             starts.add(body[body.index(b"[") : body.index(b"[") + 60])
     assert len(starts) == 6 * len(requests)
+
+
+def test_tokens_of_one_real_step_may_leave_in_any_order(tool: ModuleType) -> None:
+    simulated = np.array([1.0, 1.1, 1.2, 1.3])
+    same_step = tool.follows(simulated, np.array([1.0, 1.102, 1.101, 1.3]), 0.1)
+    assert (same_step.tau, same_step.prefix) == (1.0, 4)
+    other_step = tool.follows(simulated, np.array([1.0, 1.2, 1.1, 1.3]), 0.1)
+    assert (other_step.tau, other_step.prefix) == (pytest.approx(4 / 6), 1)

@@ -46,7 +46,8 @@ def trtllm_deployment() -> Deployment:
     """TensorRT-LLM over sixteen GPUs."""
     params = trtllm.default_params("1.2.1", H100, MODEL)
     tuned = replace(params, cuda_graph_padding=True, cuda_graph_max_batch_size=512, enable_chunked_prefill=True)
-    return replace(sglang_deployment(), engine="tensorrt-llm", engine_version="1.2.1", params=tuned)
+    spread = Parallelism(pipeline_parallel_size=2, data_parallel_size=8, expert_parallel_size=8)
+    return replace(sglang_deployment(), engine="tensorrt-llm", engine_version="1.2.1", params=tuned, parallelism=spread)
 
 
 def flag(args: list[str], name: str) -> str:
@@ -96,6 +97,11 @@ def test_tensorrt_llm_gets_a_file_for_what_has_no_option() -> None:
         "scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"},
         "enable_attention_dp": True,
     }
+
+
+def test_tensorrt_llm_s_ranks_are_single_gpus() -> None:
+    with pytest.raises(InputError, match="makes every GPU a rank of its own"):
+        launch(replace(trtllm_deployment(), parallelism=SPREAD))
 
 
 def test_the_shell_writes_the_file_and_runs_the_command(tmp_path: Path) -> None:

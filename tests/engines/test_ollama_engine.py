@@ -46,7 +46,7 @@ def test_environment() -> None:
         "OLLAMA_CONTEXT_LENGTH": "4096",
         "OLLAMA_KV_CACHE_TYPE": "f16",
         "OLLAMA_KEEP_ALIVE": "300s",
-        "LLAMA_ARG_CACHE_RAM": "0",
+        "LLAMA_ARG_CACHE_RAM": "8192",
     }
     assert ollama.environment(replace(params, keep_alive_s=None))["OLLAMA_KEEP_ALIVE"] == "-1"
     assert ollama.model_parameters(params) == {"num_batch": "512"}
@@ -84,7 +84,7 @@ def test_options_of_llama_server() -> None:
     assert "--kv-unified" in given
     assert "--context-shift" in given
     assert given[given.index("--cache-type-k") + 1] == "q8_0"
-    assert given[given.index("--cache-ram") + 1] == "0"
+    assert given[given.index("--cache-ram") + 1] == "8192"
     assert given[-2:] == ("--n-gpu-layers", "20")
     assert "--n-gpu-layers" not in llamacpp.launch_args(replace(params, kv_unified=False))
     assert "--no-kv-unified" in llamacpp.launch_args(replace(params, kv_unified=False))

@@ -52,7 +52,15 @@ def test_sglang_queues_as_simulated(
 
 @pytest.mark.engines
 @pytest.mark.shared
-@pytest.mark.parametrize("name", ["four slots, unified", "four slots, split, shared prefixes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "four slots, unified",
+        "four slots, split, shared prefixes",
+        "four slots, unified, prompt cache of 1 MiB, one by one",
+        "four slots, split, prompt cache of 1 MiB, one by one",
+    ],
+)
 def test_llamacpp_computes_the_simulated_passes(name: str, compare_with_llamacpp: ModuleType, models: Path) -> None:
     scenario = next(one for one in compare_with_llamacpp.scenarios() if one.name == name)
     for seed in range(3):  # on a busy machine a request may overtake another on its way in: then the next burst counts

@@ -247,14 +247,13 @@ def test_a_starved_client_is_not_trusted() -> None:
 
 
 def test_a_wall_clock_that_is_set_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = time.monotonic()
-
-    def wall() -> int:
-        return time.time_ns() + (3_600_000_000_000 if time.monotonic() - started > 0.2 else 0)
-
-    monkeypatch.setattr(loop_module, "Clock", lambda: Clock(wall=wall))
     with serve(stream) as server:
-        run = run_load(endpoint(server), make_load([0.05 * i for i in range(12)]), PROMPTS)
+
+        def wall() -> int:  # an hour is gained once half of the requests have come
+            return time.time_ns() + (3_600_000_000_000 if len(server.heads) > 6 else 0)
+
+        monkeypatch.setattr(loop_module, "Clock", lambda: Clock(wall=wall))
+        run = run_load(endpoint(server), make_load([0.0] * 12, concurrency=1), PROMPTS)
     assert set(statuses(run)) == {RequestStatus.OK}
     ttft_s = run.log.first_token_s - run.log.sent_s
     assert (ttft_s >= TTFT_S - 0.002).all()

@@ -12,7 +12,7 @@ from tests.net.scripted import Wire, serve, with_length
 
 from servewise.errors import InputError, MeasurementError
 from servewise.measure import Progress, Run, run_load
-from servewise.measure.record import itl_of_chunks
+from servewise.metrics import chunk_gaps
 from servewise.types import Endpoint, RequestStatus
 
 SLACK_S = 0.002
@@ -208,4 +208,4 @@ def test_gaps_do_not_cross_answers() -> None:
     chunks = Chunks(
         offsets=np.array([0, 0, 2, 2, 3, 6, 6], dtype=np.int64), time_s=np.array([1.0, 1.5, 9.0, 4.0, 4.25, 5.0])
     )
-    assert list(itl_of_chunks(chunks).first_s) == [0.5, 0.25, 0.75]
+    assert list(chunk_gaps(chunks, np.ones(len(chunks.offsets) - 1, dtype=np.bool_)).first_s) == [0.5, 0.25, 0.75]

@@ -17,7 +17,7 @@ from servewise.errors import InputError
 from servewise.measure.job import Target, find_max, measure, measure_loads
 from servewise.measure.spec import LoadSpec
 from servewise.store import read_measurement
-from servewise.traffic import Arrivals, Conversations, FixedLength, SynthesisSpec, synthesize
+from servewise.traffic import Arrivals, Conversations, EmpiricalLength, FixedLength, SynthesisSpec, synthesize
 from servewise.types import Promise
 
 SHORT = {"input_tokens": FixedLength(tokens=40), "output_tokens": FixedLength(tokens=5)}
@@ -107,6 +107,19 @@ def test_requests_longer_than_the_context_are_refused_before_they_are_sent() -> 
         with pytest.raises(InputError, match="the longest request has 2,128 tokens"):
             measure(Target(url=script.url), spec)
         assert not any(asked.get("stream") for _, _, _, asked in script.asked)
+
+
+def test_longer_requests_can_be_skipped_and_are_told() -> None:
+    lengths = EmpiricalLength(values=(40, 4000))
+    spec = LoadSpec(
+        concurrency=2, num_requests=20, input_tokens=lengths, output_tokens=FixedLength(tokens=5), skip_longer=True
+    )
+    with serve(servers.measurable()) as script:
+        measured = measure(Target(url=script.url), spec, seed=1).measurement
+    assert 0 < measured.log.num_requests < 20
+    assert measured.log.input_tokens.tolist() == [40] * measured.log.num_requests
+    skipped = 20 - measured.log.num_requests
+    assert measured.trust.notes[0].startswith(f"{skipped} of 20 requests are longer")
 
 
 def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:

@@ -170,6 +170,9 @@ def test_a_lost_answer_is_stood_in_for_and_odd_ones_are_escaped(wording: Wording
     workload = _workload(2, conversations=talks, input_tokens=FixedLength(tokens=40))
     prompts = WorkloadPrompts(workload, CHAT, wording, seed=1)
     assert len(_tokens(prompts.body(1, {}))) == workload.input_tokens[1]
+    long = FixedLength(tokens=200_000)
+    talk = _workload(2, conversations=talks, input_tokens=FixedLength(tokens=10), output_tokens=long)
+    assert len(_tokens(WorkloadPrompts(talk, CHAT, wording, seed=1).body(1, {}))) == talk.input_tokens[1]
     odd: Mapping[int, str] = {0: 'a "quote"\n\ud800 \x00'}
     assert json.loads(prompts.body(1, odd))["messages"][1]["content"] == 'a "quote"\n? \x00'
 

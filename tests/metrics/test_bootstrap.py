@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metrics.logs import make_log
+from servewise.metrics import resample as resample_module
 from servewise.metrics import summarize
-from servewise.metrics import summary as summary_module
 from servewise.metrics.bootstrap import (
     SortedSample,
     block_counts,
@@ -178,7 +178,7 @@ def test_cells_give_the_intervals_that_single_requests_give(monkeypatch: pytest.
     log = make_log(times, first, first + (output - 1) * np.exp(ar1(rng, num, 0.5)) * 0.02, output)
     promise = Promise(ttft_s=0.5)
     exact = summarize(log, promise)
-    monkeypatch.setattr(summary_module, "ENTRY_LIMIT", 1000)
+    monkeypatch.setattr(resample_module, "ENTRY_LIMIT", 1000)
     binned = summarize(log, promise)
     assert binned.attainment.value == exact.attainment.value
     assert binned.attainment.low == pytest.approx(exact.attainment.low, abs=2e-3)

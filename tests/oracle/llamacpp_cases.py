@@ -56,6 +56,8 @@ def _make_params(rng: random.Random) -> Params:
         load_s=rng.choice([0.2, 2.0]) if ollama else 0.0,
         starts_loaded=not ollama or rng.random() < 0.7,
         block_size_tokens=rng.choice([1, 4, 16]),
+        host_tokens=rng.choice([0, 0, rng.randint(1, 60), rng.randint(60, 3000), 50_000]),
+        copy_s=rng.choice([1 / 64, 1 / 512]),
     )
 
 

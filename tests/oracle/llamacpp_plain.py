@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
+from fractions import Fraction
 
 from oracle.plain_engine import Live, PlainEngine, Request, StepRecord
 from servewise.types import StepTable
@@ -23,7 +24,7 @@ class Params:
     ``block_size_tokens`` is the workload's.
 
     ``is_ollama`` takes waiting requests first in, first out. ``keep_alive_s`` is infinite for a server that never
-    unloads.
+    unloads. ``host_tokens`` tokens of contents may be in the host's memory, each copied in ``copy_s``.
     """
 
     num_slots: int
@@ -40,11 +41,22 @@ class Params:
     load_s: float = 0.0
     starts_loaded: bool = True
     block_size_tokens: int = 1
+    host_tokens: int = 0
+    copy_s: float = 0.0
 
     @property
     def is_split(self) -> bool:
         """Whether every slot has a stream of its own."""
         return self.num_slots > 1 and not self.is_unified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """A content on the host: ``content`` tokens of ``owner``'s prompt and output, if ``matches``."""
+
+    content: int
+    owner: Request
+    matches: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +119,8 @@ class Engine(PlainEngine):
         self.idle_since_s = math.inf if params.starts_loaded else -math.inf
         self.passes: list[list[tuple[int, int]]] = []  # of every step: slot and tokens of every part of every pass
         self.num_loads = 0
+        self.host: list[Saved] = []  # oldest first
+        self.copied_tokens = 0  # since the plan began
 
     def _new_live(self, request: Request) -> Live:
         return Live(request)
@@ -116,6 +130,7 @@ class Engine(PlainEngine):
     def _load(self, now_s: float) -> None:
         self.num_loads += 1
         self.slots = [Slot(i) for i in range(self.params.num_slots)]
+        self.host = []
         self.begin_s = now_s + self.params.load_s
 
     def _begin(self, now_s: float) -> None:
@@ -125,6 +140,10 @@ class Engine(PlainEngine):
         self.begin_s = math.inf
         while True:
             self._fill_slots(now_s)
+            if self.copied_tokens:  # the plan goes on when all is copied, and sees who has come meanwhile
+                self.begin_s = now_s + self.copied_tokens * self.params.copy_s
+                self.copied_tokens = 0
+                return
             if not any(slot.live for slot in self.slots):
                 assert not self.waiting, "a request waits for an empty server"
                 return
@@ -178,33 +197,90 @@ class Engine(PlainEngine):
         for live in first:
             free = [slot for slot in self.slots if slot.live is None]
             if free:
-                self._take(self._choose(free, live.request), live, now_s)
+                self._take(free, live, now_s)
             else:
                 self.waiting.append(live)
 
-    def _common(self, slot: Slot, request: Request) -> int:
-        """Tokens at the prompt's start that are the slot's content, as far as whole blocks tell."""
-        if slot.owner is None or not slot.matches:
+    def _common(self, content: Slot | Saved, request: Request) -> int:
+        """Tokens at the prompt's start that are the content, as far as whole blocks tell."""
+        return min(self._alike(content, request), request.input_tokens)
+
+    def _alike(self, content: Slot | Saved, request: Request) -> int:
+        """Tokens of the content with which the request's prompt and output begin, as far as whole blocks tell."""
+        if content.owner is None or not content.matches:
             return 0
         blocks = 0
-        for mine, other in zip(request.block_ids, slot.owner.block_ids, strict=False):
+        for mine, other in zip(request.block_ids, content.owner.block_ids, strict=False):
             if mine != other:
                 break
             blocks += 1
-        return min(blocks * self.params.block_size_tokens, slot.content, request.input_tokens)
+        return min(blocks * self.params.block_size_tokens, content.content)
 
-    def _choose(self, free: list[Slot], request: Request) -> Slot:
+    def _begins_with(self, longer: Slot | Saved, shorter: Slot | Saved) -> bool:
+        """Whether one content is the start of another."""
+        assert longer.owner is not None
+        if longer.owner is shorter.owner:  # a request ends once, with one content
+            return True
+        return longer.matches and min(self._alike(shorter, longer.owner), longer.content) == shorter.content
+
+    def _choose(self, free: list[Slot], request: Request) -> tuple[Slot, bool]:
+        """The slot for a request, and whether much of its content would be lost."""
         alike = [slot for slot in free if 10 * self._common(slot, request) > request.input_tokens]
         if alike:
-            return max(alike, key=lambda slot: self._common(slot, request))  # max keeps the first of equals
-        return min(reversed(free), key=lambda slot: slot.released)
+            best = max(alike, key=lambda slot: self._common(slot, request))  # max keeps the first of equals
+            return best, self._common(best, request) < best.content / 2
+        return min(reversed(free), key=lambda slot: slot.released), True
 
-    def _take(self, slot: Slot, live: Live, now_s: float) -> None:
+    def _take(self, free: list[Slot], live: Live, now_s: float) -> None:
+        slot, loses = self._choose(free, live.request)
+        if self.params.host_tokens and loses:
+            self._save(slot)
+            self._load_saved(slot, live.request)
         common = self._common(slot, live.request)
         if common == live.request.input_tokens:
             common -= 1
         slot.live, slot.content, slot.owner, slot.matches = live, common, live.request, True
         live.cached_tokens, live.scheduled_s = common, now_s
+        if self.params.host_tokens:
+            for idle in self.slots:
+                if idle.live is None:
+                    self._save(idle)
+                    if not self.params.is_split:
+                        idle.clear()
+
+    # ---------------------------------------------------------------- the host
+
+    def _save(self, slot: Slot) -> None:
+        """Copy a content to the host, if it is not the start of one there."""
+        if slot.owner is None or slot.content > self.params.host_tokens:
+            return
+        if any(self._begins_with(saved, slot) for saved in self.host):
+            return
+        self.host = [saved for saved in self.host if not self._begins_with(slot, saved)]
+        while sum(saved.content for saved in self.host) + slot.content > self.params.host_tokens:
+            self.host.pop(0)
+        self.host.append(Saved(content=slot.content, owner=slot.owner, matches=slot.matches))
+        self.copied_tokens += slot.content
+
+    def _load_saved(self, slot: Slot, request: Request) -> None:
+        """Take a content from the host that has more of the prompt, and less beside it, than the slot's own."""
+        best: Saved | None = None
+        most = self._common(slot, request)
+        share = Fraction(most, slot.content) if slot.content else Fraction(-1)
+        for saved in self.host:
+            common = self._common(saved, request)
+            kept = Fraction(common, saved.content)
+            if kept >= Fraction(1, 4) and kept > share and common > most:
+                best, most, share = saved, common, kept
+        if best is None:
+            return
+        others = sum(other.content for other in self.slots if other is not slot)
+        if not self.params.is_split and others + best.content > self.params.cells:
+            slot.clear()
+            return
+        self.host.remove(best)
+        slot.content, slot.owner, slot.matches = best.content, best.owner, best.matches
+        self.copied_tokens += best.content
 
     def _shift(self, slot: Slot) -> None:
         """Drop half of a full context."""

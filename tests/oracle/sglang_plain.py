@@ -258,7 +258,7 @@ class Engine(PlainEngine):
         if self.chunked is None:
             if not self.waiting or self.latch:
                 return []
-            if len(self.running) >= params.most_running:
+            if not self._has_seat([]):
                 self.latch = True
                 return []
         self._order_waiting()
@@ -284,6 +284,10 @@ class Engine(PlainEngine):
                 self.tree.available -= self._pages(row.start + row.tokens) - self._pages(row.start)
             assert self.tree.available >= 0, "a batch of prompts does not fit"
         return budget.rows
+
+    def _has_seat(self, batch: list[Row]) -> bool:
+        """Whether one more request may run beside those of the batch."""
+        return len(self.running) + len(batch) < self.params.most_running
 
     def _order_waiting(self) -> None:
         if self.params.disable_radix_cache or not self.waiting:
@@ -331,7 +335,7 @@ class Engine(PlainEngine):
     def _admit(self, live: Live, budget: Budget) -> bool:
         """Whether a waiting request joins the batch."""
         params, page = self.params, self.params.page_size
-        if len(self.running) + len(budget.rows) >= params.most_running:
+        if not self._has_seat(budget.rows):
             self.latch = True
             return False
         hit, node = 0, None

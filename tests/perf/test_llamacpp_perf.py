@@ -99,6 +99,8 @@ def test_the_table_says_that_the_host_is_assumed_and_never_falls() -> None:
     assert any("52% of the layers are on the host" in w or "50% of the layers are" in w for w in model.warnings)
     assert model.provenance["host"].kind == "assumed"
     assert "host" not in perf.step_model(deploy()).provenance
+    assert perf.step_model(deploy()).provenance["host_copies"].kind == "assumed"
+    assert "host_copies" not in perf.step_model(deploy(cache_ram_mib=0)).provenance
     assert (np.diff(model.table.decode_fixed_s) >= 0).all()
     assert (np.diff(model.table.mixed_tokens_s[1:]) >= 0).all()
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from servewise import perf
-from servewise.search.families import Result, families, search_family
+from servewise.search.families import families, search_family
+from servewise.search.results import Result
 from servewise.search.shapes import enumerate_shapes
 from servewise.types import Deployment, MeasuredRuns, Search, StepModel
 

@@ -13,7 +13,8 @@ from servewise.cost import fleet_nodes
 from servewise.metrics import broken, summarize
 from servewise.search import plan
 from servewise.search.assurance import DrawnModels, assure, draw
-from servewise.search.families import Result, families, search_family
+from servewise.search.families import families, search_family
+from servewise.search.results import Result
 from servewise.search.shapes import enumerate_shapes
 from servewise.sim import simulate, to_log
 from servewise.types import (

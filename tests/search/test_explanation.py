@@ -12,9 +12,9 @@ import pytest
 from servewise import perf, traffic
 from servewise.search import plan
 from servewise.search.explanation import caveats, explained
-from servewise.search.families import Result
 from servewise.search.operating_point import observe
 from servewise.search.plan import NUM_IN_FULL
+from servewise.search.results import Result
 from servewise.types import (
     Breakdown,
     Explanation,

@@ -14,10 +14,11 @@ from servewise.engines import sglang, trtllm
 from servewise.search import plan
 from servewise.search.assurance import assure, draw
 from servewise.search.explanation import explained
-from servewise.search.families import Result, families, search_family
+from servewise.search.families import families, search_family
 from servewise.search.fleet import try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.operation import autoscaling, failure
+from servewise.search.results import Result
 from servewise.search.shapes import enumerate_shapes
 from servewise.types import (
     Breakdown,

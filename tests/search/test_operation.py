@@ -11,8 +11,8 @@ import pytest
 from search.conftest import Make
 from search.drawn import kept_result
 from servewise.search import plan
-from servewise.search.families import Result
 from servewise.search.operation import autoscaling, busiest_s, failure, lives_by_rate, paid
+from servewise.search.results import Result
 from servewise.types import Budget, LoadPoint, Search, Workload
 
 

@@ -6,9 +6,11 @@ import math
 from dataclasses import replace
 
 from oracle.llamacpp_cases import SlotCase
-from oracle.llamacpp_plain import Engine
-from servewise.engines import ollama
+from oracle.llamacpp_plain import Engine, Params
+from servewise.engines import llamacpp, ollama
+from servewise.sim.drivers.llamacpp import CELL_BYTES
 from servewise.types import Deployment, LlamacppParams, MemoryReport, OllamaParams, Router
+from servewise.units import MIB
 from sim import agree
 
 WINDOWED = replace(agree.MODEL, num_sliding_layers=16, sliding_window_tokens=1024)
@@ -32,6 +34,7 @@ def deployment_of(case: SlotCase, num_replicas: int = 1, router: Router = "round
             keep_alive_s=None if math.isinf(params.keep_alive_s) else params.keep_alive_s,
             context_shift=params.context_shift,
             starts_loaded=params.starts_loaded,
+            cache_ram_mib=cache_ram_mib(params),
         )
     else:
         knobs = LlamacppParams(
@@ -41,6 +44,7 @@ def deployment_of(case: SlotCase, num_replicas: int = 1, router: Router = "round
             ubatch_size=params.n_ubatch,
             kv_unified=params.is_unified,
             context_shift=params.context_shift,
+            cache_ram_mib=cache_ram_mib(params),
         )
     engine, version = ("ollama", ollama.default_version()) if params.is_ollama else ("llama.cpp", "b10488")
     return agree.deployment(engine, version, knobs, num_replicas, router, model=model)
@@ -61,10 +65,26 @@ def _weights_bytes(load_s: float) -> int:
     return round(load_s / ollama.load_s(1 << 40) * (1 << 40))
 
 
+def token_bytes(params: Params) -> int:
+    """Bytes of a token that are copied in the case's time."""
+    return round(params.copy_s * llamacpp.host_rates().copy_bytes_per_s)
+
+
+def cache_ram_mib(params: Params) -> int:
+    """Host memory for the case's tokens, and for no further one."""
+    found = -(-params.host_tokens * token_bytes(params) // MIB)
+    assert found * MIB < (params.host_tokens + 1) * token_bytes(params) or found == 0
+    return found
+
+
 def memory_of(case: SlotCase) -> MemoryReport:
-    """A report with the case's cells, and weights that load in the case's time."""
+    """A report with the case's cells, weights that load in the case's time, and tokens that are copied in it."""
     cells = case.params.cells * (case.params.num_slots if case.params.is_split else 1)
-    return replace(agree.memory(cells, 1), weights_bytes=_weights_bytes(case.params.load_s))
+    return replace(
+        agree.memory(cells, 1),
+        weights_bytes=_weights_bytes(case.params.load_s),
+        kv_bytes_per_token=max(1.0, float(token_bytes(case.params) - CELL_BYTES)),
+    )
 
 
 LLAMACPP = agree.Comparison(

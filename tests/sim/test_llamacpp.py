@@ -55,6 +55,8 @@ def test_one_replica(fast_forward: bool) -> None:
         seen["windows"] += bool(kernel.counters[0, layout.NUM_WINDOWS] < kernel.counters[0, layout.NUM_STEPS])
         seen["failed"] += int(kernel.outputs.rejected.sum())
         seen["cached"] += int((kernel.outputs.cached > 0).sum())
+        without = run_open(dataclasses.replace(case, params=dataclasses.replace(case.params, host_tokens=0)))
+        seen["from the host"] += int((kernel.outputs.cached > without.outputs.cached).sum())
         for flag in ("has_windows", "context_shift"):
             seen[flag] += getattr(case.params, flag)
     least = {
@@ -65,6 +67,7 @@ def test_one_replica(fast_forward: bool) -> None:
         "budget_bound": 60,
         "failed": 60,
         "cached": 400,
+        "from the host": 200,
         "has_windows": 15,
         "context_shift": 25,
     }

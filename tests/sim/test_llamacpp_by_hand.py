@@ -154,6 +154,79 @@ def test_a_shared_cache_clears_idle_slots_first() -> None:
     assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 95]
 
 
+def test_a_content_that_would_be_lost_is_copied_to_the_host_and_back() -> None:
+    # One slot, blocks of 2 tokens; room for 20 tokens on the host, a quarter of a second for each on its way.
+    # A: P5 O3 with blocks 0 1, done at t=4 with a content of 7. B: P4 O1 with blocks 5 6, at 5: A's content is copied,
+    # until 6.75. B: 7.75. C: P8 O1 with blocks 0 1 2, at 10: B's 4 tokens are copied, then A's 7 come back: 12.75.
+    # 4 of them begin C's prompt; 13.75. D: P4 O1 with blocks 5 6, at 20: C's content of 8 tokens is copied, and B's
+    # comes back: 23. Its last token is computed again: 24.
+    params = dataclasses.replace(server(1), block_size_tokens=2, host_tokens=20, copy_s=0.25)
+    requests = (
+        req(A, 0.0, 5, 3, ids=(0, 1)),
+        req(B, 5.0, 4, 1, ids=(5, 6)),
+        req(C, 10.0, 8, 1, ids=(0, 1, 2)),
+        req(D, 20.0, 4, 1, ids=(5, 6)),
+    )
+    engine, times, _ = by_hand(params, *requests)
+    assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 4, 3]
+    assert times == [(2.0, 4.0), (7.75, 7.75), (13.75, 13.75), (24.0, 24.0)]
+    # Room for 10: B's content puts A's out, which was there longer. C finds nothing: two passes after a second.
+    # Its 8 tokens do not fit beside B's 4 and put them out as well: two seconds for them, then D's pass.
+    engine, times, _ = by_hand(dataclasses.replace(params, host_tokens=10), *requests)
+    assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 0, 0]
+    assert times[2:] == [(13.0, 13.0), (23.0, 23.0)]
+    # Room for 6: A's content is more and is not copied, and puts nothing out.
+    engine, times, _ = by_hand(dataclasses.replace(params, host_tokens=6), *requests)
+    assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 0, 3]
+    assert times[1:] == [(6.0, 6.0), (13.0, 13.0), (22.0, 22.0)]
+
+
+def test_idle_slots_are_copied_and_what_begins_a_copied_content_leaves_the_host() -> None:
+    # Two slots, blocks of 2, a quarter of a second for each token. A: P4 O1 with blocks 0 1, in slot 1: t=1. B: P4 O1
+    # with blocks 5 6, at 2, gets slot 0, and A's content, idle, is copied: 3, 4. C: P8 O1 with blocks 0 1 2 3, at 5,
+    # gets slot 1 for its 4 tokens, of which it loses none; B's are copied: 6, 7. D is B again, at 9, in slot 0: C's 8
+    # tokens are copied: 11, 12. A's, with which they begin, are no longer needed.
+    params = dataclasses.replace(server(2), block_size_tokens=2, host_tokens=100, copy_s=0.25)
+    requests = (
+        req(A, 0.0, 4, 1, ids=(0, 1)),
+        req(B, 2.0, 4, 1, ids=(5, 6)),
+        req(C, 5.0, 8, 1, ids=(0, 1, 2, 3)),
+        req(D, 9.0, 4, 1, ids=(5, 6)),
+    )
+    engine, times, _ = by_hand(params, *requests)
+    assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 4, 3]
+    assert [time for time, _ in times] == [1.0, 4.0, 7.0, 12.0]
+    assert [(saved.owner.id, saved.content) for saved in engine.host] == [(B, 4), (C, 8)]
+    # With shared cells the slots are emptied. A's content was copied for B, so C takes it back after B's was copied:
+    # 8 tokens, 7, 8. D at 9: B's content comes back, after C's was copied: 12 tokens, 12, 13.
+    engine, times, _ = by_hand(dataclasses.replace(params, is_unified=True), *requests)
+    assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 4, 3]
+    assert [time for time, _ in times] == [1.0, 4.0, 8.0, 13.0]
+    assert [(saved.owner.id, saved.content) for saved in engine.host] == [(C, 8)]
+
+
+def test_a_content_for_which_a_shared_cache_has_no_room_stays_on_the_host() -> None:
+    # 256 cells, blocks of 32, a 64th of a second for each token. A: P96 O1 with blocks 0 1 2, done at t=1, 96 cells.
+    # B: P150 O40, at 2: A's content is idle, so it is copied and its slot emptied: 3.5. B's first token comes at 4.5.
+    # C: P40 O1 with block 0, at 14.25, finds 150 + 10 cells in use: 96 more are 256, so A's come back, until 16: 32.
+    # At 15.25 it is a step too late: 161 are in use, and nothing comes back.
+    params = dataclasses.replace(
+        server(2, unified=True, batch=256, ubatch=256, context=256),
+        block_size_tokens=32,
+        host_tokens=1000,
+        copy_s=1 / 64,
+    )
+    a, b = req(A, 0.0, 96, 1, ids=(0, 1, 2)), req(B, 2.0, 150, 40)
+    engine, times, _ = by_hand(params, a, b, req(C, 14.25, 40, 1, ids=(0,)))
+    assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 32]
+    assert times[1][0] == 4.5
+    assert times[2] == (14.5 + 1.5 + 1, 14.5 + 1.5 + 1)
+    engine, times, _ = by_hand(params, a, b, req(C, 15.25, 40, 1, ids=(0,)))
+    assert [r.cached_tokens for r in engine.result().requests] == [0, 0, 0]
+    assert times[2] == (15.5 + 1, 15.5 + 1)
+    assert [saved.content for saved in engine.host] == [96]
+
+
 def test_a_context_shift_drops_half() -> None:
     # A context of 256. P250 O12: the prompt takes a pass, t=1. The content is one short of the context after 5 more
     # tokens: (255 - 1) // 2 = 127 are dropped, 128 stay, and 6 tokens more make 134. Never more than 255 cells.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oracle import pipeline_plain, vllm_plain
 from oracle.strategies import PROFILES, Case, Profile, cases, params, req, seeded_case, unit_table
-from servewise.engines import sglang
+from servewise.engines import tgi
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.sim import simulate, to_log
@@ -193,11 +193,10 @@ def test_layers_left_over_go_to_the_stages_before_the_last(
 
 def test_pipelines_of_other_engines_are_refused() -> None:
     case = normalized(seeded_case(0, "mixed"))
-    version = sglang.default_version()
-    deployment = replace(
-        staged(case, 2), engine="sglang", engine_version=version, params=sglang.default_params(version, GPU, MODEL)
-    )
-    with pytest.raises(InputError, match="pipeline_parallel_size 2: pipeline stages of 'sglang' are not simulated"):
+    version = tgi.default_version()
+    params = tgi.default_params(version, GPU, MODEL)
+    deployment = replace(staged(case, 2), engine="tgi", engine_version=version, params=params)
+    with pytest.raises(InputError, match="pipeline_parallel_size 2: pipeline stages of 'tgi' are not simulated"):
         simulate(workload_of(case), deployment, model_of(case), memory_of(case))
 
 

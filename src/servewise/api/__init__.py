@@ -15,6 +15,7 @@ from servewise.api.planning import (
     traffic_statistics,
 )
 from servewise.config import load_service, named_deployment
+from servewise.measure.files import compare_runs, export_run, import_runs
 from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
 from servewise.measure.spec import LoadSpec
 
@@ -28,8 +29,11 @@ __all__ = [
     "calibrate",
     "calibration_document",
     "compare",
+    "compare_runs",
     "describe_traffic",
+    "export_run",
     "find_max",
+    "import_runs",
     "list_gpus",
     "list_models",
     "list_profiles",

@@ -57,10 +57,12 @@ _positive = click.FloatRange(min=0, min_open=True)
 )
 @click.option("--ramp-up", type=click.FloatRange(min=0), default=0.0, help="Seconds to start a closed loop over.")
 @click.option("--timeout", type=_positive, default=600.0, show_default=True, help="Seconds until a request has failed.")
+@click.option("--skip-longer", is_flag=True, help="Leave out requests that are longer than the server's context.")
 @click.option("--model", help="The model, when the server has several.")
 @click.option("--api", "api_name", type=click.Choice(APIS), help="How to ask.  [default: what the server is known for]")
 @click.option("--no-stream", is_flag=True, help="Ask for answers in one piece: only E2E is measured.")
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to send from.")
+@click.option("--ray", metavar="ADDRESS", help="Send from the machines of a Ray cluster (needs servewise[ray]).")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of arrivals, lengths and words.  [default: a new one]")
 @click.option("--key-env", metavar="NAME", help="Environment variable that holds the server's key.")
 @click.option("--yes", is_flag=True, help="Do not ask before sending a load to another machine.")
@@ -97,6 +99,7 @@ def measure(ctx: click.Context, /, url: str, **asked: Any) -> None:
         key_env=asked["key_env"],
         stream=not asked["no_stream"],
         workers=asked["workers"],
+        ray_address=asked["ray"],
     )
     kind, loads = _sweep(asked)
     workload, promise = _traffic_and_promise(asked)
@@ -213,6 +216,7 @@ def _load(asked: dict[str, Any], kind: str | None, loads: list[float], workload:
         warm_up_s=warm_up_s,
         ramp_up_s=asked["ramp_up"],
         timeout_s=asked["timeout"],
+        skip_longer=asked["skip_longer"],
     )
 
 

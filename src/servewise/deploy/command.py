@@ -143,9 +143,14 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
 
 
 def _nodes_words(deployment: Deployment) -> str:
-    """How vLLM is started on several nodes (0.32, ``vllm serve --help``; the only engine that is planned with them)."""
+    """How an engine is started on several nodes (the helps of vLLM 0.32's ``serve``, SGLang 0.5.23's server)."""
     spread, node = deployment.parallelism, deployment.gpu.gpus_per_node
     num_nodes = -(-spread.num_gpus // node)
+    if deployment.engine == "sglang":
+        return (
+            f"a replica takes {num_nodes} nodes: run its command on each with --nnodes {num_nodes} --node-rank RANK "
+            "--dist-init-addr FIRST_NODE:PORT"
+        )
     if spread.data_parallel_size == 1:
         return (
             f"a replica takes {num_nodes} nodes: run its command on each with --nnodes {num_nodes} --node-rank RANK "

@@ -22,6 +22,7 @@ __all__ = [
     "library_gib",
     "provenance",
     "validate",
+    "validate_cache",
     "validate_layers",
 ]
 
@@ -89,6 +90,7 @@ def default_params(
         batch_size=known["batch_size"],
         ubatch_size=known["ubatch_size"],
         kv_unified=known["kv_unified"],
+        cache_ram_mib=known["cache_ram_mib"],
     )
 
 
@@ -103,6 +105,7 @@ def validate(params: LlamacppParams, model: ModelSpec) -> None:
     for name in ("ctx_size", "parallel", "batch_size", "ubatch_size"):
         if getattr(params, name) < 1:
             raise InputError(f"{name} is {getattr(params, name)}; it must be at least 1")
+    validate_cache(params.cache_ram_mib)
     if params.ubatch_size > params.batch_size:
         raise InputError(f"ubatch_size {params.ubatch_size} is above batch_size {params.batch_size}; lower it")
     longest = params.ctx_size // params.parallel if params.is_split else 0  # shared cells may be any number
@@ -112,6 +115,18 @@ def validate(params: LlamacppParams, model: ModelSpec) -> None:
             f"{model.name} supports; lower it"
         )
     validate_layers(params.n_gpu_layers, "n_gpu_layers", model)
+
+
+def validate_cache(cache_ram_mib: int) -> None:
+    """Check the size of the prompt cache in the host's memory.
+
+    Raises
+    ------
+    InputError
+        When it is negative; llama-server takes -1 for no limit, which is not simulated.
+    """
+    if cache_ram_mib < 0:
+        raise InputError(f"cache_ram_mib is {cache_ram_mib}; it must be 0 (no cache) or more")
 
 
 def validate_layers(num_gpu_layers: int, name: str, model: ModelSpec) -> None:
@@ -157,10 +172,7 @@ def host_provenance() -> Provenance:
 
 
 def launch_args(params: LlamacppParams) -> tuple[str, ...]:
-    """Options of ``llama-server`` for these parameters, without the model, host and port.
-
-    The prompt cache in host memory is switched off: it is not simulated.
-    """
+    """Options of ``llama-server`` for these parameters, without the model, host and port."""
     layers = () if params.n_gpu_layers < 0 else ("--n-gpu-layers", str(params.n_gpu_layers))
     return (
         "--ctx-size",
@@ -178,6 +190,6 @@ def launch_args(params: LlamacppParams) -> tuple[str, ...]:
         params.cache_type_v,
         "--context-shift" if params.context_shift else "--no-context-shift",
         "--cache-ram",
-        "0",
+        str(params.cache_ram_mib),
         *layers,
     )

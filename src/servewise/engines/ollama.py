@@ -93,6 +93,7 @@ def default_params(
         context_length=context,
         num_batch=next(batch for most, batch in known["batch_tiers"] if context <= most),
         keep_alive_s=known["keep_alive_s"],
+        cache_ram_mib=known["cache_ram_mib"],
     )
 
 
@@ -111,6 +112,7 @@ def as_llama_server(deployment: Deployment) -> Deployment:
         cache_type_v=params.kv_cache_type,
         n_gpu_layers=params.num_gpu,
         context_shift=params.context_shift,
+        cache_ram_mib=params.cache_ram_mib,
     )
     version = str(facts.document(ENGINE)["llamacpp_version"])
     return replace(deployment, engine="llama.cpp", engine_version=version, params=server)
@@ -144,6 +146,7 @@ def validate(params: OllamaParams, model: ModelSpec) -> None:
             f"context_length {params.context_length} is more than the {model.max_context_tokens} tokens of context "
             f"{model.name} supports; lower it"
         )
+    llamacpp.validate_cache(params.cache_ram_mib)
     llamacpp.validate_layers(params.num_gpu, "num_gpu", model)
 
 
@@ -154,8 +157,7 @@ def environment(params: OllamaParams) -> Mapping[str, str]:
         "OLLAMA_CONTEXT_LENGTH": str(params.context_length),
         "OLLAMA_KV_CACHE_TYPE": params.kv_cache_type,
         "OLLAMA_KEEP_ALIVE": "-1" if params.keep_alive_s is None else f"{params.keep_alive_s:g}s",
-        # the prompt cache in host memory is not simulated
-        "LLAMA_ARG_CACHE_RAM": "0",
+        "LLAMA_ARG_CACHE_RAM": str(params.cache_ram_mib),
     }
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "needs_quantized_checkpoint",
     "provenance",
     "validate",
+    "validate_parallelism",
 ]
 
 ENGINE = "trtllm"
@@ -160,6 +161,25 @@ def validate(params: TrtllmParams, model: ModelSpec) -> None:
         raise InputError(f"tokens_per_block is {params.tokens_per_block}; it must be a power of two")
 
 
+def validate_parallelism(spread: Parallelism) -> None:
+    """Check that TensorRT-LLM can be spread so: with attention data parallelism each GPU is a rank.
+
+    Raises
+    ------
+    InputError
+        Naming the sizes.
+
+    Sources
+    -------
+    NVIDIA/TensorRT-LLM, ``tensorrt_llm/_torch/modules/attention.py``: ``tp_size = 1`` with ``enable_attention_dp``.
+    """
+    if spread.data_parallel_size > 1 and spread.tensor_parallel_size > 1:
+        raise InputError(
+            f"tensor_parallel_size {spread.tensor_parallel_size} with data_parallel_size {spread.data_parallel_size}: "
+            "with enable_attention_dp TensorRT-LLM makes every GPU a rank of its own; use tensor_parallel_size 1"
+        )
+
+
 def needs_quantized_checkpoint(model: ModelSpec, weights: WeightPrecision) -> bool:
     """Whether serving at this precision needs another checkpoint: always, TensorRT-LLM quantizes nothing at start."""
     return weights != model.native_precision
@@ -181,8 +201,9 @@ def launch(deployment: Deployment) -> Launch:
     if not isinstance(params, TrtllmParams):
         raise InputError(f"these are not TensorRT-LLM's parameters: {params}")
     validate(params, deployment.model)
+    validate_parallelism(spread)
     args = ["trtllm-serve", checked_name(deployment.model.name, "trtllm-serve"), "--backend", "pytorch"]
-    num_gpus = spread.tensor_parallel_size * spread.data_parallel_size
+    num_gpus = spread.tensor_parallel_size * spread.data_parallel_size  # ranks are tensor parallel ranks to it
     if num_gpus > 1:
         args += ["--tp_size", str(num_gpus)]
     if spread.pipeline_parallel_size > 1:

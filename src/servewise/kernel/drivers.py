@@ -17,6 +17,7 @@ from servewise.kernel import (
     pipeline,
     ranks,
     sglang,
+    sglang_pipeline,
     sglang_ranks,
     speculative,
     staged_ranks,
@@ -24,6 +25,7 @@ from servewise.kernel import (
     tgi,
     trtllm,
     trtllm_pipeline,
+    trtllm_ranks,
     vllm,
 )
 from servewise.kernel.group import Group
@@ -69,7 +71,8 @@ def _orca(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type:
 
 def _trtllm(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     trt = trtllm.trtllm_at(driver, i)
-    return trtllm.advance(rep, req, out, times, eng, lim, trt, prefix_at(px, i), recorder_at(rec, i), horizon)
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return trtllm.advance(rep, req, out, times, eng, lim, trt, px, rec, None, horizon)
 
 
 def _trtllm_pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -78,6 +81,10 @@ def _trtllm_pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon
     )
     px, rec = prefix_at(px, i), recorder_at(rec, i)
     return trtllm_pipeline.advance(rep, req, out, times, eng, lim, state, i, px, rec, horizon)
+
+
+def _trtllm_ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    return trtllm_ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
 def _pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
@@ -107,6 +114,11 @@ def _sglang_ranks(rep, i, req, out, times, eng, lim, px, rec, driver, horizon): 
     return sglang_ranks.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
 
 
+def _sglang_pipeline(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
+    px, rec = prefix_at(px, i), recorder_at(rec, i)
+    return sglang_pipeline.advance(rep, driver, i, req, out, times, eng, lim, px, rec, horizon)
+
+
 def _speculative(rep, i, req, out, times, eng, lim, px, rec, driver, horizon):  # type: ignore[no-untyped-def]
     return speculative.advance(rep, req, out, times, eng, lim, driver, recorder_at(rec, i), horizon)
 
@@ -120,12 +132,14 @@ DRIVERS: dict[type, Callable[..., Any]] = {
     orca.Slots: _orca,
     trtllm.Trtllm: _trtllm,
     trtllm_pipeline.TrtllmPipeline: _trtllm_pipeline,
+    trtllm_ranks.TrtllmRanks: _trtllm_ranks,
     Pipeline: _pipeline,
     staged_ranks.StagedRanks: _staged_ranks,
     Tgi: _tgi,
     llamacpp.Slots: _llamacpp,
     sglang.Sglang: _sglang,
     sglang_ranks.SglangRanks: _sglang_ranks,
+    sglang_pipeline.SglangPipeline: _sglang_pipeline,
     speculative.Speculative: _speculative,
 }
 

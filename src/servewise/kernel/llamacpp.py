@@ -35,7 +35,8 @@ REQUEST = 0
 """-1 in an idle slot."""
 CONTENT = 1
 OWNER = 2
-"""The request whose tokens the content is; -1 when it can match none."""
+"""The request whose tokens the content is, -1 for no content; after a context shift, when it can match none, -2 less
+the request."""
 RELEASED = 3
 """Counts releases; -1 when the slot never ran."""
 REST = 4
@@ -52,6 +53,15 @@ NUM_COLUMNS = 8
 CLOCK = 0
 USED = 1
 """Cells in use, of idle slots too."""
+SAVED = 2
+"""Contents in ``Slots.host``, ..."""
+SAVED_TOKENS = 3
+"""... and their tokens."""
+NUM_COUNTS = 4
+
+# Columns of ``Slots.host``.
+HOST_OWNER = 0
+HOST_CONTENT = 1
 
 PAD_SHIFT = 8
 """Attention covers a multiple of 256 cells."""
@@ -64,6 +74,8 @@ class Slots(NamedTuple):
     ``split`` gives each slot a stream of ``cells`` cells, otherwise all share one of as many. A slot's content may have
     ``context`` tokens, of which ``keep`` survive a context shift (``shift``). ``fifo`` lets requests that waited into
     slots first in, first out. A model that was idle for more than ``keep_alive`` takes ``load`` to come back.
+    ``host`` has contents that were copied to the memory of the host, oldest first, at most ``host_tokens`` tokens
+    (0: none are copied), each of which takes ``copy`` on its way; ``paused`` is how long that was since the last step.
     """
 
     split: int
@@ -76,8 +88,12 @@ class Slots(NamedTuple):
     fifo: int
     keep_alive: float
     load: float
+    host_tokens: int
+    copy: float
     table: NDArray[np.int64]
     counts: NDArray[np.int64]
+    host: NDArray[np.int64]
+    paused: NDArray[np.float64]
     idle_since: NDArray[np.float64]
 
 
@@ -96,8 +112,11 @@ def new_slots(
     keep_alive: float,
     load: float,
     starts_loaded: bool,
+    host_tokens: int,
+    copy: float,
+    max_saved: int,
 ) -> Slots:
-    """Slots that never ran; see :class:`Slots`."""
+    """Slots that never ran; see :class:`Slots`. No more than ``max_saved`` contents are ever on a host."""
     table = np.zeros((num_replicas, num_slots, NUM_COLUMNS), np.int64)
     table[:, :, [REQUEST, OWNER, RELEASED]] = -1
     return Slots(
@@ -111,8 +130,12 @@ def new_slots(
         fifo=int(fifo),
         keep_alive=keep_alive,
         load=load,
+        host_tokens=host_tokens,
+        copy=copy,
         table=table,
-        counts=np.zeros((num_replicas, 2), np.int64),
+        counts=np.zeros((num_replicas, NUM_COUNTS), np.int64),
+        host=np.zeros((num_replicas, max_saved, 2), np.int64),
+        paused=np.zeros(num_replicas),
         idle_since=np.full(num_replicas, np.inf if starts_loaded else -np.inf),
     )
 
@@ -144,10 +167,14 @@ def _prompt_pass_s(times: Times, rows: int, context: int, tokens: int, pairs: fl
 
 
 @compiled
-def _common(px: Prefix, table: Any, s: int, r: int, prompt: int) -> int:
-    """Tokens at the start of a prompt that are a slot's content."""
-    owner = table[s, OWNER]
-    if owner < 0:
+def _common(px: Prefix, owner: int, content: int, r: int, tokens: int) -> int:
+    """Tokens at the start of a request's first ``tokens`` that are the first of a content, too.
+
+    Of different requests they are known in whole blocks.
+    """
+    if owner == r:
+        return min(content, tokens)
+    if owner < 0 or r < 0:
         return 0
     mine = px.offsets[r]
     other = px.offsets[owner]
@@ -161,12 +188,87 @@ def _common(px: Prefix, table: Any, s: int, r: int, prompt: int) -> int:
             low = middle
         else:
             most = middle - 1
-    return int(min(low << px.span_shift, table[s, CONTENT], prompt))
+    return int(min(low << px.span_shift, content, tokens))
 
 
 @compiled
-def _take_slot(px: Prefix, table: Any, counts: Any, req: Requests, out: Outputs, r: int) -> int:
-    """Give a request the best free slot; returns the tokens of its prompt that are there."""
+def _move(host: Any, from_place: int, to_place: int) -> None:
+    host[to_place, HOST_OWNER] = host[from_place, HOST_OWNER]
+    host[to_place, HOST_CONTENT] = host[from_place, HOST_CONTENT]
+
+
+@compiled
+def _save(px: Prefix, table: Any, counts: Any, host: Any, most: int, s: int) -> int:
+    """Copy a slot's content to the host, if there is any and it is not there; returns the tokens that were copied."""
+    content = table[s, CONTENT]
+    owner = table[s, OWNER]
+    if content == 0 or content > most:
+        return 0
+    for e in range(counts[SAVED]):
+        if _common(px, host[e, HOST_OWNER], host[e, HOST_CONTENT], owner, content) == content:
+            return 0
+    tokens = counts[SAVED_TOKENS]
+    kept = 0
+    for e in range(counts[SAVED]):  # what this content begins with goes
+        saved = host[e, HOST_CONTENT]
+        if _common(px, host[e, HOST_OWNER], saved, owner, content) == saved:
+            tokens -= saved
+        else:
+            _move(host, e, kept)
+            kept += 1
+    oldest = 0
+    while tokens + content > most:
+        tokens -= host[oldest, HOST_CONTENT]
+        oldest += 1
+    for e in range(oldest, kept):
+        _move(host, e, e - oldest)
+    kept -= oldest
+    host[kept, HOST_OWNER] = owner
+    host[kept, HOST_CONTENT] = content
+    counts[SAVED] = kept + 1
+    counts[SAVED_TOKENS] = tokens + content
+    return int(content)
+
+
+@compiled
+def _load(px: Prefix, table: Any, counts: Any, host: Any, cells: int, s: int, r: int, prompt: int) -> int:
+    """Put what the host has in the place of a slot's content, where it suits a prompt better; returns its tokens.
+
+    It must have more in common with the prompt, also as a share of itself, which must be at least a quarter. Where
+    the cells do not suffice for it the slot is left empty.
+    """
+    length = table[s, CONTENT]
+    common = _common(px, table[s, OWNER], length, r, prompt)
+    before = length
+    best = -1
+    for e in range(counts[SAVED]):
+        saved = host[e, HOST_CONTENT]
+        found = _common(px, host[e, HOST_OWNER], saved, r, prompt)
+        if 4 * found >= saved and found > common and (length == 0 or found * length > common * saved):
+            best = e
+            common = found
+            length = saved
+    if best < 0:
+        return 0
+    counts[USED] -= before
+    if counts[USED] + length > cells:
+        table[s, CONTENT] = 0
+        table[s, OWNER] = -1
+        return 0
+    counts[USED] += length
+    table[s, CONTENT] = length
+    table[s, OWNER] = host[best, HOST_OWNER]
+    counts[SAVED] -= 1
+    counts[SAVED_TOKENS] -= length
+    for e in range(best, counts[SAVED]):
+        _move(host, e + 1, e)
+    return int(length)
+
+
+@compiled
+def _take_slot(px: Prefix, slots: Slots, i: int, req: Requests, out: Outputs, r: int) -> tuple[int, int]:
+    """Give a request the best free slot; returns the tokens of its prompt that are there, and how many were copied."""
+    table, counts, host = slots.table[i], slots.counts[i], slots.host[i]
     prompt = req.input_tokens[r]
     best = -1
     best_common = prompt // 10  # more than a tenth of the prompt
@@ -174,17 +276,21 @@ def _take_slot(px: Prefix, table: Any, counts: Any, req: Requests, out: Outputs,
     for s in range(len(table)):
         if table[s, REQUEST] >= 0:
             continue
-        common = _common(px, table, s, r, prompt)
+        common = _common(px, table[s, OWNER], table[s, CONTENT], r, prompt)
         if common > best_common:
             best_common = common
             best = s
         if oldest < 0 or table[s, RELEASED] <= table[oldest, RELEASED]:
             oldest = s
-    common = best_common
+    copied = 0
+    loses = best < 0 or 2 * best_common < table[best, CONTENT]
     if best < 0:
         best = oldest
-        common = _common(px, table, best, r, prompt)
-    common = min(common, prompt - 1)
+    if slots.host_tokens > 0 and loses:
+        cells = slots.cells if slots.split == 0 else FAR
+        copied += _save(px, table, counts, host, slots.host_tokens, best)
+        copied += _load(px, table, counts, host, cells, best, r, prompt)
+    common = min(_common(px, table[best, OWNER], table[best, CONTENT], r, prompt), prompt - 1)
     counts[USED] += common - table[best, CONTENT]
     table[best, REQUEST] = r
     table[best, OWNER] = r
@@ -192,7 +298,20 @@ def _take_slot(px: Prefix, table: Any, counts: Any, req: Requests, out: Outputs,
     table[best, REST] = prompt - common
     table[best, LEFT] = req.output_tokens[r]
     out.cached[r] = common
-    return int(common)
+    if slots.host_tokens > 0:
+        for s in range(len(table)):
+            if table[s, REQUEST] < 0:
+                copied += _save(px, table, counts, host, slots.host_tokens, s)
+                if slots.split == 0:
+                    _clear(table, counts, s)
+    return int(common), copied
+
+
+@compiled
+def _clear(table: Any, counts: Any, s: int) -> None:
+    counts[USED] -= table[s, CONTENT]
+    table[s, CONTENT] = 0
+    table[s, OWNER] = -1
 
 
 @compiled
@@ -333,9 +452,7 @@ def _find_room(table: Any, counts: Any, cells: int, tokens: int) -> bool:
         if counts[USED] + tokens <= cells:
             return True
         if table[s, REQUEST] < 0:
-            counts[USED] -= table[s, CONTENT]
-            table[s, CONTENT] = 0
-            table[s, OWNER] = -1
+            _clear(table, counts, s)
     return bool(counts[USED] + tokens <= cells)
 
 
@@ -419,6 +536,7 @@ def advance(
             held += table[s, CONTENT]
             if table[s, REST] == 0:
                 rows += 1
+    copies = 0
     status = lo.DONE
 
     while True:
@@ -444,13 +562,21 @@ def advance(
             ints[lo.SLOTS_BOUND] = 1
         for j in range(waited):
             k = j if slots.fifo != 0 else waited - 1 - j
-            held += _take_slot(px, table, counts, req, out, rep.queue[head + k])
+            common, copied = _take_slot(px, slots, i, req, out, rep.queue[head + k])
+            held += common
+            copies += copied
         head += waited
         busy += waited
-        while busy < num_slots and head < end and req.arrival[rep.queue[head]] <= now:
-            held += _take_slot(px, table, counts, req, out, rep.queue[head])
+        while copies == 0 and busy < num_slots and head < end and req.arrival[rep.queue[head]] <= now:
+            common, copies = _take_slot(px, slots, i, req, out, rep.queue[head])
+            held += common
             head += 1
             busy += 1
+        if copies > 0:  # who comes meanwhile is seen by this plan
+            now += copies * slots.copy
+            slots.paused[i] += copies * slots.copy
+            copies = 0
+            continue
 
         if busy == 0:
             if head == end or req.arrival[rep.queue[head]] >= horizon:
@@ -469,7 +595,7 @@ def advance(
                     if content + 1 >= slots.context:
                         dropped = (content - min(slots.keep, slots.context - 4)) // 2
                         table[s, CONTENT] -= dropped
-                        table[s, OWNER] = -1
+                        table[s, OWNER] = -2 - table[s, REQUEST]
                         counts[USED] -= dropped
                         held -= dropped
                     fewest = min(fewest, slots.context - 1 - table[s, CONTENT])
@@ -521,9 +647,10 @@ def advance(
                     count = min(count, 1 + steps_starting_before(delay, first, 0.0))
             tokens = rows * count
             floats[lo.DECODE_TIME] += count * first
-        if record_gaps and rows > 0 and not record_gap(rec, first, 0.0, count, rows):
+        if record_gaps and rows > 0 and not record_gap(rec, first + slots.paused[i], 0.0, count, rows):
             status = lo.OVERFLOW
             break
+        slots.paused[i] = 0.0
         counts[USED] += tokens
         held += tokens
         ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], held)

@@ -27,9 +27,10 @@ from servewise.kernel.layout import (
     compiled,
 )
 from servewise.kernel.policy import policy_at
+from servewise.kernel.steady import is_idle, is_steady, may_go_on, plan_on, run_on
 from servewise.kernel.views import prefix_at, recorder_at, replica_at, turn_at
 
-__all__ = ["advance", "agree", "route", "shared_time"]
+__all__ = ["UNLIMITED", "advance", "agree", "route", "shared_time"]
 
 WAITING_SCORE = 3.0
 """A waiting request counts so much more than a running one."""
@@ -98,7 +99,7 @@ def agree(group: Any, base: int, times: Times, delay: float, dummy_tokens: int, 
 
     Parameters
     ----------
-    group : Ranks or SglangRanks
+    group : Ranks, SglangRanks or TrtllmRanks
     base : int
         The first of its ranks.
     times : Times
@@ -179,6 +180,16 @@ def _take_turn(
 
 
 @compiled
+def _plans_on(group: Ranks, k: int, times: Times, eng: Engine) -> bool:
+    """Plan rank ``k``'s next step if it is like the last; False if not, with nothing planned."""
+    ints = group.replicas.ints[k]
+    if ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END] or not is_steady(ints):
+        return False
+    turn = group.turns.ints[k]
+    return bool(plan_on(ints, group.replicas.phase[k], turn, group.turns.floats[k], times, eng))
+
+
+@compiled
 def advance(
     front: Replica,
     group: Ranks,
@@ -206,16 +217,22 @@ def advance(
     end = ints[lo.QUEUE_END]
     finished = ints[lo.NUM_FINISHED]
     status = lo.DONE
+    # blocks with identities and what is recorded of single steps need the whole plan
+    plain = group.policy is None and eng.caching == 0 and rec.gaps.shape[1] == 0 and rec.samples.shape[1] == 0
     while now < horizon:
         # --- ranks that run plan while the step before still ran, and then let go who has ended
         for k in range(base, base + group.size):
-            if eng.lag == 1 and group.replicas.ints[k, lo.BUSY] == 1 and status == lo.DONE:
+            if eng.lag == 0 or group.replicas.ints[k, lo.BUSY] == 0 or status != lo.DONE:
+                continue
+            if not (plain and _plans_on(group, k, times, eng)):
                 status = _take_turn(group, k, now, last_start, req, out, times, eng, rank_lim, px, rec)
         # --- requests that came while it ran go to a rank
         head = route(front, group, i, req, eng, head, end, now)
         # --- ranks that did not run plan now
         for k in range(base, base + group.size):
-            if group.turns.ints[k, lo.PLANNED] == 0 and status == lo.DONE:
+            if group.turns.ints[k, lo.PLANNED] != 0 or status != lo.DONE:
+                continue
+            if not plain or not (is_idle(group.replicas.ints[k]) or _plans_on(group, k, times, eng)):
                 status = _take_turn(group, k, now, last_start, req, out, times, eng, rank_lim, px, rec)
         if status != lo.DONE:
             break
@@ -232,7 +249,10 @@ def advance(
         num_bad = 0
         num_finished = 0
         for k in range(base, base + group.size):
-            if group.turns.ints[k, lo.PLANNED] != 0 and status == lo.DONE:
+            turn, own = group.turns.ints[k], group.replicas.ints[k]
+            if plain and turn[lo.PLANNED] != 0 and may_go_on(own, turn, count):
+                run_on(own, group.replicas.floats[k], group.replicas.phase[k], turn, eng, count, first, growth)
+            elif turn[lo.PLANNED] != 0 and status == lo.DONE:
                 status = _take_turn(group, k, now, last_start, req, out, times, eng, rank_lim, px, rec)
             num_bad += group.replicas.ints[k, lo.NUM_BAD]
             num_finished += group.replicas.ints[k, lo.NUM_FINISHED]

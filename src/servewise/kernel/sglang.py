@@ -36,7 +36,20 @@ from servewise.kernel.radix import AVAILABLE, Radix, drop, evict, hold, keep, lo
 from servewise.kernel.rows import compact, sort_by_position, steps_before_shortage, unlink
 from servewise.kernel.steps import knot_at, mixed_step_s, steps_to_knot
 
-__all__ = ["Sglang", "advance", "new_sglang", "rest", "sglang_at"]
+__all__ = [
+    "Sglang",
+    "advance",
+    "end_rows",
+    "join",
+    "new_sglang",
+    "plan_prompts",
+    "process_outputs",
+    "rest",
+    "retract",
+    "see_arrivals",
+    "sglang_at",
+    "take_pages",
+]
 
 CLIP_TOKENS = 4096
 DECAY_STEPS = 600
@@ -210,7 +223,7 @@ def _wait(rep: Replica, state: Sglang, r: int) -> None:
 
 
 @compiled
-def _see_arrivals(rep: Replica, req: Requests, state: Sglang, visible: float) -> None:
+def see_arrivals(rep: Replica, req: Requests, state: Sglang, visible: float) -> None:
     ints = rep.ints
     while ints[lo.QUEUE_HEAD] < ints[lo.QUEUE_END] and req.arrival[rep.queue[ints[lo.QUEUE_HEAD]]] <= visible:
         _wait(rep, state, rep.queue[ints[lo.QUEUE_HEAD]])
@@ -265,7 +278,7 @@ def _order_waiting(rep: Replica, req: Requests, eng: Engine, state: Sglang, px: 
 
 
 @compiled
-def _end_rows(rep: Replica, req: Requests, state: Sglang, shift: int) -> int:
+def end_rows(rep: Replica, req: Requests, state: Sglang, shift: int) -> int:
     """Find the rows whose last token is in flight; returns how many of them end by length."""
     ints = rep.ints
     step = ints[lo.STEP]
@@ -310,7 +323,7 @@ def _find_next_finish(rep: Replica) -> None:
 
 
 @compiled
-def _plan_prompts(
+def plan_prompts(
     rep: Replica, req: Requests, out: Outputs, eng: Engine, state: Sglang, px: Prefix
 ) -> tuple[int, float, int]:
     """Make a batch of prompts: its tokens (0: there is none), attention pairs and requests that it completes.
@@ -434,7 +447,7 @@ def _plan_prompts(
 
 
 @compiled
-def _take_pages(rep: Replica, eng: Engine, state: Sglang, px: Prefix) -> bool:
+def take_pages(rep: Replica, eng: Engine, state: Sglang, px: Prefix) -> bool:
     """Take the pages that decode rows need for their next token; False, with nothing taken, if there are too few."""
     ints = rep.ints
     shift = eng.block_shift
@@ -505,13 +518,13 @@ def _retract_one(
 
 
 @compiled
-def _retract(rep: Replica, req: Requests, out: Outputs, eng: Engine, state: Sglang, px: Prefix) -> bool:
-    """Retract requests, at least one, until the next decode step fits; False if that is not possible."""
+def retract(rep: Replica, req: Requests, out: Outputs, eng: Engine, state: Sglang, px: Prefix, keeps_one: bool) -> bool:
+    """Retract requests, at least one, until the next decode step fits; False if ``keeps_one`` and one does not."""
     ints = rep.ints
     place = ints[lo.STEP] & ((1 << eng.block_shift) - 1)
     first = True
     while first or rep.phase[place] > ints[lo.FREE]:
-        if ints[lo.ROWS] <= 1:
+        if keeps_one and ints[lo.ROWS] <= 1:
             return False
         first = False
         victim = -1
@@ -593,7 +606,7 @@ def _record_fresh(rep: Replica, rec: Recorder, state: Sglang, now: float) -> boo
 
 
 @compiled
-def _process_outputs(
+def process_outputs(
     rep: Replica,
     req: Requests,
     out: Outputs,
@@ -648,7 +661,7 @@ def _process_outputs(
 
 
 @compiled
-def _join(rep: Replica, req: Requests, state: Sglang, shift: int, completed: int, in_front: bool) -> None:
+def join(rep: Replica, req: Requests, state: Sglang, shift: int, completed: int, in_front: bool) -> None:
     """Let the requests in ``rep.prefilled`` run: behind the others, or before them."""
     ints, mine = rep.ints, state.ints
     top = ints[lo.RUN_TOP]
@@ -782,8 +795,8 @@ def advance(
                 return lo.DONE
 
             # --- plan: a batch of prompts, or else decode rows. What the running step emits is known to end, or not.
-            _see_arrivals(rep, req, state, visible)
-            by_length = _end_rows(rep, req, state, shift) if busy == 1 else 0
+            see_arrivals(rep, req, state, visible)
+            by_length = end_rows(rep, req, state, shift) if busy == 1 else 0
             chunked = ints[lo.PARTIAL]
             if mine[CHUNK_RAN] != 0:
                 mine[CHUNK_RAN] = 0
@@ -796,25 +809,25 @@ def advance(
             if mine[LATCH_OFF] != 0 or num_before == 0:
                 mine[LATCH] = 0
             mine[LATCH_OFF] = 0
-            tokens, pairs, completed = _plan_prompts(rep, req, out, eng, state, px)
+            tokens, pairs, completed = plan_prompts(rep, req, out, eng, state, px)
             decoding = False
             retracted = False
             if ints[lo.ROWS] > 0 and (tokens == 0 or state.mixed != 0):
-                decoding = _take_pages(rep, eng, state, px)
+                decoding = take_pages(rep, eng, state, px)
                 if tokens == 0 and decoding:
                     mine[RATIO_STEPS] += 1
                 elif tokens == 0 and by_length == 0:
                     if eng.stop_at_preemption != 0:
                         return lo.PREEMPTED
-                    if not _retract(rep, req, out, eng, state, px):
+                    if not retract(rep, req, out, eng, state, px, True):
                         return lo.STUCK
-                    decoding = _take_pages(rep, eng, state, px)
+                    decoding = take_pages(rep, eng, state, px)
                     retracted = True
             ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], eng.num_blocks - ints[lo.FREE])
             ints[lo.PEAK_RUNNING] = max(ints[lo.PEAK_RUNNING], ints[lo.NUM_RUNNING])
 
             # --- the running step has ended.
-            if busy == 1 and not _process_outputs(rep, req, out, eng, lim, state, px, rec, decoding):
+            if busy == 1 and not process_outputs(rep, req, out, eng, lim, state, px, rec, decoding):
                 return lo.OVERFLOW
             if ints[lo.NUM_BAD] > lim.max_bad:
                 return lo.BROKEN
@@ -918,6 +931,6 @@ def advance(
             num_others = ints[lo.NUM_RUNNING] - completed - (1 if ints[lo.PARTIAL] >= 0 else 0)
             if rows > 0 or (completed > 0 and num_others == 0):
                 mine[LATCH_OFF] = 1
-            _join(rep, req, state, shift, completed, rows > 0)
+            join(rep, req, state, shift, completed, rows > 0)
         if turn is not None:
             return lo.DONE

@@ -25,6 +25,7 @@ from servewise.kernel.layout import (
     Replica,
     Requests,
     Times,
+    Turn,
     compiled,
 )
 from servewise.kernel.prefix import (
@@ -335,12 +336,14 @@ def advance(
     trt: Trtllm,
     px: Prefix,
     rec: Recorder,
+    turn: Turn | None,
     horizon: float,
 ) -> int:
     """Simulate every step that is planned before ``horizon``; returns a status of ``layout``.
 
     Mutates everything but ``req``, ``times``, ``eng`` and ``lim``, and ``req.arrival`` in a closed loop.
     ``horizon`` must be infinite or not exceed the arrival of any request that is not yet in the replica's queue.
+    A rank in lock step with others takes ``turn``s, as those of ``vllm.advance`` do.
     """
     ints, floats = rep.ints, rep.floats
     step = ints[lo.STEP]
@@ -362,227 +365,263 @@ def advance(
     evicting = trt.evicting != 0
     record_gaps = len(rec.gaps) > 0
     status = lo.DONE
+    planned = 0
+    prefill_tokens = 0
+    num_prefilled = 0
+    count = 1
+    first = 0.0
+    growth = 0.0
+    if turn is not None:
+        planned = turn.ints[lo.PLANNED]
+        turn.ints[lo.PLANNED] = 0
+        prefill_tokens = turn.ints[lo.PREFILL_TOKENS]
+        num_prefilled = turn.ints[lo.NUM_PREFILLED]
+        count = turn.ints[lo.COUNT]
+        first = turn.floats[lo.FIRST]
+        growth = turn.floats[lo.GROWTH]
 
     while True:
-        visible = last_start if busy == 1 else now
-        if visible >= horizon:
-            break
-        trt.counts[PLAN] += 2
-        plan = trt.counts[PLAN]
-
-        # --- plan: pause until the decode rows that begin a block have one. Nobody from ``limit`` on is started then.
-        limit = FAR
-        growth_blocks = rep.phase[step & phase_mask]
-        if evicting and growth_blocks > ints[lo.FREE]:
-            if eng.stop_at_preemption != 0:
-                status = lo.PREEMPTED
+        if planned == 0:
+            visible = last_start if busy == 1 else now
+            if visible >= horizon:
                 break
-            ints[lo.MEMORY_BOUND] = 1
-            ints[lo.STEP] = step
-            ints[lo.ROWS] = rows
-            ints[lo.CONTEXT] = context
-            limit = _make_room(rep, req, out, trt, px, caching, shift, now, 0, 0, -1)
-            rows = ints[lo.ROWS]
-            context = ints[lo.CONTEXT]
+            trt.counts[PLAN] += 2
+            plan = trt.counts[PLAN]
+
+            # --- plan: pause until the decode rows that begin a block have one. Nobody from ``limit`` on is started
+            # then.
+            limit = FAR
             growth_blocks = rep.phase[step & phase_mask]
-
-        # --- the unfinished prompt.
-        budget = eng.max_num_batched_tokens - rows
-        num_prefilled = 0
-        prefill_tokens = 0
-        pairs = 0.0
-        partial = ints[lo.PARTIAL]
-        if partial >= 0:
-            known = req.input_tokens[partial] + rep.generated[partial]
-            done = ints[lo.PARTIAL_DONE]
-            if caching:
-                hit, _ = lookup(px, partial, known >> shift)
-                is_deferred(trt, px, plan, partial, hit, known >> shift)
-            chunk = known - done
-            if chunk > budget:
-                chunk = budget & ~phase_mask
-                ints[lo.BUDGET_BOUND] = 1
-            budget -= chunk
-            prefill_tokens = chunk
-            pairs = chunk * (done + 0.5 * (chunk + 1))
-            ints[lo.PARTIAL_DONE] += chunk
-            if done + chunk == known:
-                rep.prefilled[num_prefilled] = partial
-                num_prefilled += 1
-                ints[lo.PARTIAL] = -1
-
-        # --- those who wait, in order of arrival, until one does not fit.
-        blocked = ints[lo.PARTIAL] >= 0
-        waiting = False
-        kept = growth_blocks if evicting else 0
-        if trt.wait_steps > 0 and rows > 0 and not blocked and prefill_tokens == 0:
-            waiting = _must_wait(rep, req, eng, trt, px, visible, limit, head, end, rows, kept)
-        i = 0
-        while not (blocked or waiting):
-            if i < ints[lo.NUM_PREEMPTED_WAITING]:
-                r = rep.preempted[i]
-            elif head < end and req.arrival[rep.queue[head]] <= visible:
-                if ints[lo.NUM_RUNNING] + ints[lo.NUM_PREEMPTED_WAITING] >= eng.max_num_seqs:
-                    ints[lo.SLOTS_BOUND] = 1
-                    blocked = True
+            if evicting and growth_blocks > ints[lo.FREE]:
+                if eng.stop_at_preemption != 0:
+                    status = lo.PREEMPTED
                     break
-                r = rep.queue[head]
-            else:
-                break
-            if r >= limit:
-                break
-            known = req.input_tokens[r] + rep.generated[r]
-            hit = 0
-            hit_free = 0
-            if caching:
-                hit, hit_free = lookup(px, r, (known - 1) >> shift)
-                if is_deferred(trt, px, plan, r, hit, known >> shift):
-                    if i == ints[lo.NUM_PREEMPTED_WAITING]:
-                        head += 1
-                        rep.preempted[i] = r
-                        ints[lo.NUM_PREEMPTED_WAITING] += 1
-                    i += 1
-                    continue
-            total = blocks_of(known, shift)
-            needed = total if evicting else trt.blocks[r]
-            spared = hit - hit_free if trt.counts_reuse != 0 else 0
-            if evicting and needed - spared > ints[lo.FREE] - kept:  # then a deferred one may take from younger ones
-                budget += rows
+                ints[lo.MEMORY_BOUND] = 1
                 ints[lo.STEP] = step
                 ints[lo.ROWS] = rows
                 ints[lo.CONTEXT] = context
-                limit = min(limit, _make_room(rep, req, out, trt, px, caching, shift, now, needed, hit, r))
+                limit = _make_room(rep, req, out, trt, px, caching, shift, now, 0, 0, -1)
                 rows = ints[lo.ROWS]
                 context = ints[lo.CONTEXT]
-                budget -= rows
                 growth_blocks = rep.phase[step & phase_mask]
-                kept = growth_blocks
+
+            # --- the unfinished prompt.
+            budget = eng.max_num_batched_tokens - rows
+            num_prefilled = 0
+            prefill_tokens = 0
+            pairs = 0.0
+            partial = ints[lo.PARTIAL]
+            if partial >= 0:
+                known = req.input_tokens[partial] + rep.generated[partial]
+                done = ints[lo.PARTIAL_DONE]
                 if caching:
-                    hit, hit_free = lookup(px, r, hit)
-                    spared = hit - hit_free if trt.counts_reuse != 0 else 0
-            if needed - spared > ints[lo.FREE] - kept:
-                ints[lo.MEMORY_BOUND] = 1
-                blocked = True
-                break
-            done = hit << shift
-            counted = known - done if trt.counts_reuse != 0 else known
-            if counted > budget:
-                ints[lo.BUDGET_BOUND] = 1
-                blocked = True
-                may_cut = trt.chunking != 0 or counted > eng.max_num_batched_tokens
-                counted = budget & ~phase_mask if may_cut else 0
-                if counted == 0:
+                    hit, _ = lookup(px, partial, known >> shift)
+                    is_deferred(trt, px, plan, partial, hit, known >> shift)
+                chunk = known - done
+                if chunk > budget:
+                    chunk = budget & ~phase_mask
+                    ints[lo.BUDGET_BOUND] = 1
+                budget -= chunk
+                prefill_tokens = chunk
+                pairs = chunk * (done + 0.5 * (chunk + 1))
+                ints[lo.PARTIAL_DONE] += chunk
+                if done + chunk == known:
+                    rep.prefilled[num_prefilled] = partial
+                    num_prefilled += 1
+                    ints[lo.PARTIAL] = -1
+
+            # --- those who wait, in order of arrival, until one does not fit.
+            blocked = ints[lo.PARTIAL] >= 0
+            waiting = False
+            kept = growth_blocks if evicting else 0
+            if trt.wait_steps > 0 and rows > 0 and not blocked and prefill_tokens == 0:
+                waiting = _must_wait(rep, req, eng, trt, px, visible, limit, head, end, rows, kept)
+            i = 0
+            while not (blocked or waiting):
+                if i < ints[lo.NUM_PREEMPTED_WAITING]:
+                    r = rep.preempted[i]
+                elif head < end and req.arrival[rep.queue[head]] <= visible:
+                    if ints[lo.NUM_RUNNING] + ints[lo.NUM_PREEMPTED_WAITING] >= eng.max_num_seqs:
+                        ints[lo.SLOTS_BOUND] = 1
+                        blocked = True
+                        break
+                    r = rep.queue[head]
+                else:
                     break
-            chunk = min(counted, known - done)
-            if i < ints[lo.NUM_PREEMPTED_WAITING]:
-                ints[lo.NUM_PREEMPTED_WAITING] -= 1
-                for j in range(i, ints[lo.NUM_PREEMPTED_WAITING]):
-                    rep.preempted[j] = rep.preempted[j + 1]
-            else:
-                head += 1
-            if out.preemptions[r] == 0:
-                out.cached[r] = done
-            budget -= counted
-            ints[lo.FREE] -= needed - hit + hit_free
-            ints[lo.NUM_RUNNING] += 1
-            if caching:
-                touch_hits(px, r, hit)
-                take_blocks(px, total - hit)
-            if evicting:
-                ints[lo.RUN_TOP] = _run_in_order(rep, ints[lo.RUN_TOP], r)
-            prefill_tokens += chunk
-            pairs += chunk * (done + 0.5 * (chunk + 1))
-            rep.state[r] = lo.PREFILLING
-            if done + chunk == known:
-                rep.prefilled[num_prefilled] = r
-                num_prefilled += 1
-            else:
-                ints[lo.PARTIAL] = r
-                ints[lo.PARTIAL_DONE] = done + chunk
-        ints[lo.FREE] -= kept
-        if caching and growth_blocks > 0:
-            take_blocks(px, growth_blocks)
-        if caching and px.counters[0] != 0:
-            status = lo.OVERFLOW
-            break
-        if limit < FAR:
-            next_finish = _next_finish(rep, step, rows)
-        ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], eng.num_blocks - ints[lo.FREE])
-        ints[lo.PEAK_RUNNING] = max(ints[lo.PEAK_RUNNING], ints[lo.NUM_RUNNING])
-
-        # --- the previous step's output is processed: prompts are stored, requests that ended leave, after this plan.
-        changed = num_pending > 0 or trt.counts[NUM_TO_STORE] > 0
-        for i in range(trt.counts[NUM_TO_STORE]):
-            r = trt.to_store[i]
-            if rep.state[r] != lo.WAITING and rep.state[r] != lo.GONE:  # else it was paused in this plan
-                store_blocks(px, r, (req.input_tokens[r] + rep.generated[r]) >> shift)
-        trt.counts[NUM_TO_STORE] = 0
-        if caching and num_pending > 1:
-            sort_by_arrival(rep.pending, num_pending)
-        for i in range(num_pending):
-            r = rep.pending[i]
-            if rep.state[r] == lo.GONE:
-                continue
-            whole = req.input_tokens[r] + req.output_tokens[r] - 1
-            blocks = blocks_of(whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole, shift)
-            ints[lo.FREE] += release_stored_blocks(px, r, blocks, whole >> shift, True) if caching else blocks
-            if evicting:
-                rep.running[rep.position[r]] = -1
-            else:
-                ints[lo.FREE] += trt.blocks[r] - blocks
-            ints[lo.NUM_RUNNING] -= 1
-
-        if rows == 0 and prefill_tokens == 0:
-            num_pending = 0
-            if busy == 1:
-                busy = 0
-                continue
-            if ints[lo.NUM_PREEMPTED_WAITING] > 0 or (head < end and req.arrival[rep.queue[head]] <= now):
-                status = lo.STUCK
-                break
-            if head == end or req.arrival[rep.queue[head]] >= horizon:
-                break
-            now = req.arrival[rep.queue[head]]
-            continue
-
-        if len(rec.samples) > 0 and now >= floats[lo.NEXT_SAMPLE]:
-            floats[lo.NEXT_SAMPLE] = now + rec.sample_every
-            running, used = ints[lo.NUM_RUNNING], eng.num_blocks - ints[lo.FREE]
-            if not record_sample(rec, rep, req, head, end, now, running, ints[lo.NUM_PREEMPTED_WAITING], used):
+                if r >= limit:
+                    break
+                known = req.input_tokens[r] + rep.generated[r]
+                hit = 0
+                hit_free = 0
+                if caching:
+                    hit, hit_free = lookup(px, r, (known - 1) >> shift)
+                    if is_deferred(trt, px, plan, r, hit, known >> shift):
+                        if i == ints[lo.NUM_PREEMPTED_WAITING]:
+                            head += 1
+                            rep.preempted[i] = r
+                            ints[lo.NUM_PREEMPTED_WAITING] += 1
+                        i += 1
+                        continue
+                total = blocks_of(known, shift)
+                needed = total if evicting else trt.blocks[r]
+                spared = hit - hit_free if trt.counts_reuse != 0 else 0
+                if (
+                    evicting and needed - spared > ints[lo.FREE] - kept
+                ):  # then a deferred one may take from younger ones
+                    budget += rows
+                    ints[lo.STEP] = step
+                    ints[lo.ROWS] = rows
+                    ints[lo.CONTEXT] = context
+                    limit = min(limit, _make_room(rep, req, out, trt, px, caching, shift, now, needed, hit, r))
+                    rows = ints[lo.ROWS]
+                    context = ints[lo.CONTEXT]
+                    budget -= rows
+                    growth_blocks = rep.phase[step & phase_mask]
+                    kept = growth_blocks
+                    if caching:
+                        hit, hit_free = lookup(px, r, hit)
+                        spared = hit - hit_free if trt.counts_reuse != 0 else 0
+                if needed - spared > ints[lo.FREE] - kept:
+                    ints[lo.MEMORY_BOUND] = 1
+                    blocked = True
+                    break
+                done = hit << shift
+                counted = known - done if trt.counts_reuse != 0 else known
+                if counted > budget:
+                    ints[lo.BUDGET_BOUND] = 1
+                    blocked = True
+                    may_cut = trt.chunking != 0 or counted > eng.max_num_batched_tokens
+                    counted = budget & ~phase_mask if may_cut else 0
+                    if counted == 0:
+                        break
+                chunk = min(counted, known - done)
+                if i < ints[lo.NUM_PREEMPTED_WAITING]:
+                    ints[lo.NUM_PREEMPTED_WAITING] -= 1
+                    for j in range(i, ints[lo.NUM_PREEMPTED_WAITING]):
+                        rep.preempted[j] = rep.preempted[j + 1]
+                else:
+                    head += 1
+                if out.preemptions[r] == 0:
+                    out.cached[r] = done
+                budget -= counted
+                ints[lo.FREE] -= needed - hit + hit_free
+                ints[lo.NUM_RUNNING] += 1
+                if caching:
+                    touch_hits(px, r, hit)
+                    take_blocks(px, total - hit)
+                if evicting:
+                    ints[lo.RUN_TOP] = _run_in_order(rep, ints[lo.RUN_TOP], r)
+                prefill_tokens += chunk
+                pairs += chunk * (done + 0.5 * (chunk + 1))
+                rep.state[r] = lo.PREFILLING
+                if done + chunk == known:
+                    rep.prefilled[num_prefilled] = r
+                    num_prefilled += 1
+                else:
+                    ints[lo.PARTIAL] = r
+                    ints[lo.PARTIAL_DONE] = done + chunk
+            ints[lo.FREE] -= kept
+            if caching and growth_blocks > 0:
+                take_blocks(px, growth_blocks)
+            if caching and px.counters[0] != 0:
                 status = lo.OVERFLOW
                 break
+            if limit < FAR:
+                next_finish = _next_finish(rep, step, rows)
+            ints[lo.PEAK_BLOCKS] = max(ints[lo.PEAK_BLOCKS], eng.num_blocks - ints[lo.FREE])
+            ints[lo.PEAK_RUNNING] = max(ints[lo.PEAK_RUNNING], ints[lo.NUM_RUNNING])
+
+            # --- the previous step's output is processed, after this plan: prompts are stored, requests that ended
+            # leave.
+            changed = num_pending > 0 or trt.counts[NUM_TO_STORE] > 0
+            for i in range(trt.counts[NUM_TO_STORE]):
+                r = trt.to_store[i]
+                if rep.state[r] != lo.WAITING and rep.state[r] != lo.GONE:  # else it was paused in this plan
+                    store_blocks(px, r, (req.input_tokens[r] + rep.generated[r]) >> shift)
+            trt.counts[NUM_TO_STORE] = 0
+            if caching and num_pending > 1:
+                sort_by_arrival(rep.pending, num_pending)
+            for i in range(num_pending):
+                r = rep.pending[i]
+                if rep.state[r] == lo.GONE:
+                    continue
+                whole = req.input_tokens[r] + req.output_tokens[r] - 1
+                blocks = blocks_of(whole + 1 if rep.state[r] == lo.ENDED_BY_STOP else whole, shift)
+                ints[lo.FREE] += release_stored_blocks(px, r, blocks, whole >> shift, True) if caching else blocks
+                if evicting:
+                    rep.running[rep.position[r]] = -1
+                else:
+                    ints[lo.FREE] += trt.blocks[r] - blocks
+                ints[lo.NUM_RUNNING] -= 1
+
+            if rows == 0 and prefill_tokens == 0:
+                num_pending = 0
+                if busy == 1:
+                    busy = 0
+                    if turn is not None:
+                        break
+                    continue
+                if ints[lo.NUM_PREEMPTED_WAITING] > 0 or (head < end and req.arrival[rep.queue[head]] <= now):
+                    status = lo.STUCK
+                    break
+                if turn is not None:
+                    break
+                if head == end or req.arrival[rep.queue[head]] >= horizon:
+                    break
+                now = req.arrival[rep.queue[head]]
+                continue
+
+            if len(rec.samples) > 0 and now >= floats[lo.NEXT_SAMPLE]:
+                floats[lo.NEXT_SAMPLE] = now + rec.sample_every
+                running, used = ints[lo.NUM_RUNNING], eng.num_blocks - ints[lo.FREE]
+                if not record_sample(rec, rep, req, head, end, now, running, ints[lo.NUM_PREEMPTED_WAITING], used):
+                    status = lo.OVERFLOW
+                    break
+
+            # --- how long it takes, and how many decode steps are like it.
+            attention = 0.0
+            slope = 0.0
+            if rows > 0:
+                knot = knot_at(times, rows, context, knot)
+                slope = times.attention_slope[rows, knot]
+                attention = times.attention_base[rows, knot] + slope * context
+            growth = slope * rows
+            count = 1
+            if prefill_tokens > 0:
+                first = mixed_step_s(
+                    times, rows, context, attention, rows + prefill_tokens, rows + num_prefilled, prefill_tokens, pairs
+                )
+                ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + prefill_tokens)
+            else:
+                first = times.decode_fixed[rows] + attention
+                settled = ints[lo.NUM_PREEMPTED_WAITING] == 0
+                if blocked:  # it stays so, unless rows that arrived later run short of blocks and have to give them up
+                    settled = not changed and (settled or not evicting or _last_running(rep) < rep.preempted[0])
+                if eng.single_step == 0 and ints[lo.NUM_WASTED] == 0 and not waiting and limit == FAR and settled:
+                    count = next_finish - step
+                    count = min(count, steps_to_knot(times, rows, context, knot))
+                    if evicting and count > 1:
+                        count = 1 + steps_before_shortage(rep.phase, step + 1, ints[lo.FREE], rows, count - 1)
+                    if count > 1 and not blocked:
+                        arrival = min(horizon, req.arrival[rep.queue[head]]) if head < end else horizon
+                        delay = arrival - now
+                        if delay <= 0.0:
+                            count = 1
+                        elif (count - 1) * (first + 0.5 * growth * (count - 2)) >= delay:
+                            count = min(count, 2 + steps_starting_before(delay, first, growth))
+            if turn is not None:
+                turn.ints[lo.PLANNED] = 1
+                turn.ints[lo.NUM_ROWS] = rows
+                turn.ints[lo.PREFILL_TOKENS] = prefill_tokens
+                turn.ints[lo.NUM_PREFILLED] = num_prefilled
+                turn.ints[lo.COUNT] = count
+                turn.ints[lo.BLOCKED] = int(blocked)
+                turn.floats[lo.FIRST] = first
+                turn.floats[lo.GROWTH] = growth
+                break
+        planned = 0
 
         # --- run: one step, or a window of decode steps.
-        attention = 0.0
-        slope = 0.0
-        if rows > 0:
-            knot = knot_at(times, rows, context, knot)
-            slope = times.attention_slope[rows, knot]
-            attention = times.attention_base[rows, knot] + slope * context
-        growth = slope * rows
-        count = 1
-        if prefill_tokens > 0:
-            first = mixed_step_s(
-                times, rows, context, attention, rows + prefill_tokens, rows + num_prefilled, prefill_tokens, pairs
-            )
-            ints[lo.PEAK_TOKENS] = max(ints[lo.PEAK_TOKENS], rows + prefill_tokens)
-        else:
-            first = times.decode_fixed[rows] + attention
-            settled = ints[lo.NUM_PREEMPTED_WAITING] == 0
-            if blocked:  # it stays so, unless rows that arrived later run short of blocks and have to give them up
-                settled = not changed and (settled or not evicting or _last_running(rep) < rep.preempted[0])
-            if eng.single_step == 0 and ints[lo.NUM_WASTED] == 0 and not waiting and limit == FAR and settled:
-                count = next_finish - step
-                count = min(count, steps_to_knot(times, rows, context, knot))
-                if evicting and count > 1:
-                    count = 1 + steps_before_shortage(rep.phase, step + 1, ints[lo.FREE], rows, count - 1)
-                if count > 1 and not blocked:
-                    arrival = min(horizon, req.arrival[rep.queue[head]]) if head < end else horizon
-                    delay = arrival - now
-                    if delay <= 0.0:
-                        count = 1
-                    elif (count - 1) * (first + 0.5 * growth * (count - 2)) >= delay:
-                        count = min(count, 2 + steps_starting_before(delay, first, growth))
         if count > 1 and (evicting or caching):
             extra = ((count - 1) >> shift) * rows
             for i in range((count - 1) & ~phase_mask, count - 1):
@@ -665,6 +704,8 @@ def advance(
             if ints[lo.NUM_BAD] > lim.max_bad:
                 status = lo.BROKEN
                 break
+        if turn is not None:
+            break
 
     ints[lo.STEP] = step
     ints[lo.ROWS] = rows

@@ -48,6 +48,8 @@ class Target:
         False asks for answers in one piece: E2E alone is measured.
     workers : int
         Processes that share the load.
+    ray_address : str or None
+        Ray cluster whose machines share the load.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class Target:
     key_env: str | None = None
     stream: bool = True
     workers: int = 1
+    ray_address: str | None = None
 
     def __post_init__(self) -> None:
         base_url(self.url)
@@ -89,6 +92,7 @@ class Target:
             api_key=api_key(self.key_env),
             stream=self.stream,
             workers=self.workers,
+            ray_address=self.ray_address,
         )
 
 

@@ -54,7 +54,8 @@ class WorkloadPrompts:
         self._prefix = workload.prefix
         self._num_shared = _num_shared_blocks(workload.prefix, workload.num_requests)
         num_pieces = workload.num_requests + (0 if workload.prefix is None else workload.prefix.num_ids)
-        self._pieces = _Pieces(wording.words, num_pieces, int(workload.input_tokens.max()), seed)
+        longest = int(np.max(np.maximum(workload.input_tokens, workload.output_tokens)))
+        self._pieces = _Pieces(wording.words, num_pieces, longest, seed)
         self._blocks: dict[tuple[int, int], bytes] = {}
         self._body = _Body(endpoint, force=force)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.types import Chunks, ItlSegments, RequestDetails, RequestLog, RequestStatus
+from servewise.metrics import chunk_gaps
+from servewise.types import Chunks, RequestDetails, RequestLog, RequestStatus
 
-__all__ = ["Outcome", "Record", "itl_of_chunks"]
+__all__ = ["Outcome", "Record"]
 
 Ints = NDArray[np.int64]
 
@@ -79,6 +80,14 @@ class Record:
         own = np.frombuffer(self._numbers["request"], dtype=np.int64)
         self._numbers["request"] = array("q", requests[own].tobytes())
 
+    def shift(self, by_ns: int) -> None:
+        """Add to every time: another machine's clock becomes this one's."""
+        for name, column in self._numbers.items():
+            if name.endswith("_ns"):
+                times = np.frombuffer(column, dtype=np.int64)
+                self._numbers[name] = array("q", np.where(times > 0, times + by_ns, times).tobytes())
+        self._chunks_ns = array("q", (_ints(self._chunks_ns) + by_ns).tobytes())
+
     def tables(self, start_ns: int, *, streamed: bool) -> tuple[RequestLog, RequestDetails, Chunks]:
         """Log, details and chunks in order of intended send time; times from ``start_ns`` [s]."""
         columns = {name: _ints(column) for name, column in self._numbers.items()}
@@ -107,7 +116,7 @@ class Record:
             num_preemptions=np.full(len(order), -1, dtype=np.int64),
             replica=np.full(len(order), -1, dtype=np.int64),
             status=status,
-            itl=itl_of_chunks(chunks) if streamed else None,
+            itl=chunk_gaps(chunks, np.ones(len(order), dtype=np.bool_)) if streamed else None,
         )
         details = RequestDetails(
             request=columns["request"],
@@ -120,17 +129,6 @@ class Record:
             failure=[self._failure[i] for i in order],
         )
         return log, details, chunks
-
-
-def itl_of_chunks(chunks: Chunks) -> ItlSegments:
-    """Gaps between the chunks of each answer, in order of the log."""
-    gaps = np.diff(chunks.time_s)
-    between = chunks.offsets[1:-1]
-    keep = np.ones(len(gaps), dtype=np.bool_)
-    keep[between[(between > 0) & (between <= len(gaps))] - 1] = False
-    gaps = gaps[keep]
-    ones = np.ones(len(gaps), dtype=np.int64)
-    return ItlSegments(first_s=gaps, increment_s=np.zeros(len(gaps)), steps=ones, weight=ones)
 
 
 def _ints(column: array[int]) -> Ints:

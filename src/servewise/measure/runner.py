@@ -8,16 +8,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Protocol
 
 from servewise.errors import InputError
-from servewise.measure.loop import LoadLoop
+from servewise.measure.loop import Ended, LoadLoop
 from servewise.measure.progress import Progress, Seen, progress_of
 from servewise.measure.schedule import check_load
 from servewise.measure.trust import judge
 from servewise.net import raise_file_limit
 from servewise.types import Chunks, Endpoint, Load, Prompts, RequestDetails, RequestLog, Trust
 
-__all__ = ["Run", "run_load"]
+__all__ = ["Run", "Team", "run_load"]
+
+
+class Team(Protocol):
+    """Several workers that run a load together; parameters as those of :func:`run_load`."""
+
+    def __call__(
+        self,
+        endpoint: Endpoint,
+        load: Load,
+        prompts: Prompts,
+        *,
+        api_key: str | None,
+        workers: int,
+        progress: Callable[[Progress], None],
+        stop: Callable[[], bool],
+    ) -> Ended:
+        """Run the load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +73,7 @@ def run_load(
     workers: int = 1,
     progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    team: Team | None = None,
 ) -> Run:
     """Send a load to an endpoint, to its end or until it is stopped, and keep all that was measured.
 
@@ -74,6 +93,9 @@ def run_load(
         Called about once a second; with one worker on the sending thread: must take less than a millisecond.
     stop : callable returning bool, optional
         Asked every 5 ms, quickly; True stops the run.
+
+    team : Team, optional
+        How several workers run; processes of this machine by default.
 
     Returns
     -------
@@ -97,10 +119,10 @@ def run_load(
         def asked() -> bool:
             return was_pressed() or (stop is not None and stop())
 
-        if workers > 1:
+        if workers > 1 or team is not None:
             from servewise.measure.workers import run_in_workers  # one loop needs no multiprocessing
 
-            ended = run_in_workers(
+            ended = (team or run_in_workers)(
                 endpoint, load, prompts, api_key=api_key, workers=workers, progress=progress or _no_progress, stop=asked
             )
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -16,11 +16,12 @@ from servewise.measure.apis import FORCED
 from servewise.measure.discover import Discovery, discover
 from servewise.measure.progress import Progress
 from servewise.measure.prompts import WorkloadPrompts
-from servewise.measure.runner import Run, run_load
+from servewise.measure.runner import Run, Team, run_load
 from servewise.measure.scrape import Scraper, compare_views
 from servewise.measure.spec import LoadSpec
 from servewise.measure.tokens import Wording, find_wording
 from servewise.net.plain import PlainClient
+from servewise.traffic import select_requests
 from servewise.types import Api, Measurement, RequestStatus, Trust, Workload
 
 __all__ = ["Session"]
@@ -45,6 +46,8 @@ class Session:
         False asks for answers in one piece: E2E alone is measured.
     workers : int
         Processes that share the load.
+    ray_address : str, optional
+        Cluster whose machines share the load instead; see :class:`servewise.measure.on_ray.RayTeam`.
 
     Raises
     ------
@@ -61,6 +64,7 @@ class Session:
         api_key: str | None = None,
         stream: bool = True,
         workers: int = 1,
+        ray_address: str | None = None,
     ) -> None:
         self._api_key = api_key
         self._workers = workers
@@ -71,6 +75,11 @@ class Session:
             engine = self.discovery.endpoint.engine
             self._scraper = stack.enter_context(Scraper(base_url, engine, api_key=api_key))
             self.wording: Wording = find_wording(client, self.discovery.endpoint)
+            self._team: Team | None = None
+            if ray_address is not None:
+                from servewise.measure.on_ray import RayTeam
+
+                self._team = stack.enter_context(closing(RayTeam(ray_address)))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -100,15 +109,17 @@ class Session:
             When a request is longer than the server's context.
         """
         endpoint = self.discovery.endpoint
-        workload = spec.make_workload(seed)
-        self._refuse_longer_than_context(workload)
+        asked = spec.make_workload(seed)
+        workload = self._within_context(asked, skip=spec.skip_longer)
         prompts = WorkloadPrompts(workload, endpoint, self.wording, seed=seed)
         load = spec.make_load(workload)
         # a worker without a place in a closed loop would never send its part
         workers = min(self._workers, workload.num_requests, load.concurrency or self._workers)
         self._scraper.start()
         started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        run = run_load(endpoint, load, prompts, api_key=self._api_key, workers=workers, progress=progress)
+        run = run_load(
+            endpoint, load, prompts, api_key=self._api_key, workers=workers, progress=progress, team=self._team
+        )
         metrics = self._scraper.stop(run.start_ns / 1e9)
         measured = Measurement(
             name=name,
@@ -123,16 +134,25 @@ class Session:
             counted_s=(spec.warm_up_s, np.inf),
             interrupted=run.interrupted,
         )
-        return replace(measured, trust=self._trust(run, workload, measured))
+        trust = self._trust(run, workload, measured)
+        if skipped := asked.num_requests - workload.num_requests:
+            words = f"{skipped:,} of {asked.num_requests:,} requests are longer than the server's context: not sent"
+            trust = replace(trust, notes=(words, *trust.notes))
+        return replace(measured, trust=trust)
 
-    def _refuse_longer_than_context(self, workload: Workload) -> None:
-        longest = int(np.max(workload.input_tokens + workload.output_tokens))
+    def _within_context(self, workload: Workload, *, skip: bool) -> Workload:
+        """The requests that the server can take; all of them, unless others may be skipped."""
+        tokens = workload.input_tokens + workload.output_tokens
         context = self.discovery.max_context_tokens
-        if context is not None and longest > context:
-            raise InputError(
-                f"the longest request has {longest:,} tokens with its answer, the server takes {context:,};"
-                " shorten the requests or give the server a longer context"
-            )
+        if context is None or int(np.max(tokens)) <= context:
+            return workload
+        fits = np.flatnonzero(tokens <= context)
+        if skip and len(fits):
+            return select_requests(workload, fits)
+        raise InputError(
+            f"the longest request has {int(np.max(tokens)):,} tokens with its answer, the server takes {context:,};"
+            " shorten the requests, skip the longer ones, or give the server a longer context"
+        )
 
     def _trust(self, run: Run, workload: Workload, measured: Measurement) -> Trust:
         """The runner's verdict on the client, with what server, prompts and window add."""

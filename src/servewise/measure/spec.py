@@ -37,6 +37,8 @@ class LoadSpec:
         Time over which a closed loop starts its first requests.
     timeout_s : float [s]
         Of one request.
+    skip_longer : bool
+        Leave out requests that are longer than the server's context instead of refusing the load.
     """
 
     concurrency: int | None = None
@@ -51,6 +53,7 @@ class LoadSpec:
     warm_up_s: float = 0.0
     ramp_up_s: float = 0.0
     timeout_s: float = 600.0
+    skip_longer: bool = False
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.rate_rps is not None:

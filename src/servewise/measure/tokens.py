@@ -34,7 +34,7 @@ class Wording:
     words : tuple of str
         Without spaces.
     tokens_per_word : float
-        1 when every word is one token.
+        1 when every word is one token; never less.
     head_tokens, tail_tokens : int [tokens]
         What the server adds before and after a prompt (chat template, start of text).
     turn_tokens : int [tokens]
@@ -205,7 +205,7 @@ def _by_usage(client: PlainClient, endpoint: Endpoint) -> Wording:
         between = max(_usage(client, endpoint, turns) - 3 * (counts[0] - around) - around, 0)
     return Wording(
         words=WORDS,
-        tokens_per_word=ratio if ratio > 0 else 1.0,
+        tokens_per_word=max(ratio, 1.0),
         head_tokens=around,
         tail_tokens=0,
         turn_tokens=between,

@@ -23,7 +23,7 @@ from servewise.measure.trust import ClientFacts
 from servewise.net import raise_file_limit
 from servewise.types import Endpoint, Load, Prompts
 
-__all__ = ["Part", "parts_of", "run_in_workers"]
+__all__ = ["Part", "PartPrompts", "parts_of", "run_in_workers", "together"]
 
 START_AHEAD_NS = 50_000_000
 """The common start lies this far ahead, so that every worker hears of it in time."""
@@ -91,7 +91,7 @@ class _PartAnswers(Mapping[int, str]):
         return len(self.answers)
 
 
-class _PartPrompts:
+class PartPrompts:
     """Prompts of a part, asked for by the part's own numbers."""
 
     def __init__(self, prompts: Prompts, requests: NDArray[np.int64]) -> None:
@@ -116,7 +116,7 @@ def _work(pipe: Connection, endpoint: Endpoint, part: Part, prompts: Prompts, ap
     loop = LoadLoop(
         endpoint,
         part.load,
-        _PartPrompts(prompts, part.requests),
+        PartPrompts(prompts, part.requests),
         api_key=api_key,
         report=pipe.send,
         stop=pipe.poll,  # after the start, all that the parent ever says is: stop
@@ -205,7 +205,7 @@ def _gather(
         if seen and monotonic_ns() >= progress_ns:
             progress_ns += PROGRESS_NS
             progress(progress_of(list(seen.values()), load.num_requests))
-    return _together(ended, start_ns, lost=lost)
+    return together(ended, start_ns, lost=lost)
 
 
 def _tell_to_stop(pipe: Connection) -> None:
@@ -215,7 +215,8 @@ def _tell_to_stop(pipe: Connection) -> None:
         return  # it has died, as receiving will tell
 
 
-def _together(ended: list[Ended], start_ns: int, *, lost: int) -> Ended:
+def together(ended: list[Ended], start_ns: int, *, lost: int) -> Ended:
+    """What several workers measured as if one had; ``lost`` of them handed nothing over."""
     record, lag = Record(), Sketch()
     for each in ended:
         record.extend(each.record)

@@ -5,6 +5,7 @@
 
 from servewise.metrics.bootstrap import block_counts, block_length
 from servewise.metrics.check import broken
+from servewise.metrics.difference import difference
 from servewise.metrics.itl import itl_percentiles
 from servewise.metrics.latency import (
     attainment,
@@ -30,6 +31,7 @@ __all__ = [
     "count_good",
     "counted",
     "counted_log",
+    "difference",
     "e2e_s",
     "finished",
     "good",

@@ -19,6 +19,7 @@ __all__ = [
     "SortedSample",
     "block_counts",
     "block_length",
+    "effective_number",
     "interval",
     "percentile_interval",
 ]
@@ -62,13 +63,39 @@ def block_length(series: Sequence[Floats]) -> int:
     return int(np.clip(max(math.ceil(_politis_white(values)) for values in series), shortest, longest))
 
 
+def effective_number(values: Floats) -> float:
+    """How many independent values a dependent series is worth: their number over its autocorrelation time.
+
+    The autocorrelation time is that of the ranks, summed over the lags that :func:`block_length` uses.
+
+    Parameters
+    ----------
+    values : float64 array, shape (num,)
+        NaN marks undefined entries, which count for nothing.
+
+    Returns
+    -------
+    float
+        At most the number of defined values, and 0 when there is none.
+    """
+    num = int(np.count_nonzero(~np.isnan(values)))
+    variance, density, _ = _spectrum(values)
+    return num * min(1.0, variance / density) if density > 0.0 else float(num)
+
+
 def _politis_white(values: Floats) -> float:
     """Block length of one series by the rule of Politis and White; 1 when it does not vary."""
+    _, density, slope = _spectrum(values)
+    return float((1.5 * slope**2 / density**2 * len(values)) ** (1.0 / 3.0)) if density > 0.0 else 1.0
+
+
+def _spectrum(values: Floats) -> tuple[float, float, float]:
+    """Variance, spectral density and slope at frequency 0 of the ranks; zeros for a series that does not vary."""
     num = len(values)
     centred = _centred_ranks(values)
     variance = float(centred @ centred) / num
     if num < 8 or variance == 0.0:
-        return 1.0
+        return 0.0, 0.0, 0.0
     window = max(5, math.ceil(math.sqrt(math.log10(num))))
     max_lag = min(num - 1, math.ceil(math.sqrt(num)) + window)
     autocov = _autocovariance(centred, max_lag)
@@ -80,10 +107,7 @@ def _politis_white(values: Floats) -> float:
     lags = np.arange(1, bandwidth + 1)
     taper = np.clip(2.0 * (1.0 - lags / bandwidth), 0.0, 1.0)
     slope = 2.0 * float(np.sum(taper * lags * autocov[1 : bandwidth + 1]))
-    density = float(autocov[0] + 2.0 * np.sum(taper * autocov[1 : bandwidth + 1]))
-    if density <= 0.0:
-        return 1.0
-    return float((1.5 * slope**2 / density**2 * num) ** (1.0 / 3.0))
+    return variance, float(autocov[0] + 2.0 * np.sum(taper * autocov[1 : bandwidth + 1])), slope
 
 
 def _centred_ranks(values: Floats) -> Floats:

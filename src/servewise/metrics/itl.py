@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from servewise.errors import InputError
-from servewise.metrics.bootstrap import block_length, percentile_interval
+from servewise.metrics.bootstrap import block_length, effective_number, percentile_interval
 from servewise.metrics.cells import cell_counts, cell_percentiles, value_grid
 from servewise.types import ItlSegments
 
-__all__ = ["itl_intervals", "itl_mean_s", "itl_percentiles", "num_gaps"]
+__all__ = ["ItlResamples", "itl_intervals", "itl_mean_s", "itl_percentiles", "itl_resamples", "num_gaps"]
 
 EXPAND_LIMIT = 1_000_000
 """Distinct gaps that are expanded and sorted at once; beyond it, selection discards segments first."""
@@ -187,13 +188,33 @@ def _count_until(runs: _Runs, limit: float, *, inclusive: bool) -> Ints:
     return result
 
 
-def itl_intervals(
-    segments: ItlSegments, qs: Sequence[float] | Floats, values: Floats, *, seed: int
-) -> list[tuple[float, float]]:
-    """Moving-block bootstrap intervals (95%) of gap percentiles [s].
+class ItlResamples(NamedTuple):
+    """Gap percentiles of every resample, and how much the gaps are worth.
+
+    Parameters
+    ----------
+    percentiles : float64 array, shape (num_resamples, num_qs) [s]
+    num_steps : int
+        Requests of one step see the same gap, so independent values are at most the steps.
+    num_blocks : float
+        Blocks a resample consists of.
+    effective_frac : float
+        Share of the cells that are worth an independent one.
+    """
+
+    percentiles: Floats
+    num_steps: int
+    num_blocks: float
+    effective_frac: float
+
+
+def itl_resamples(
+    segments: ItlSegments, qs: Sequence[float] | Floats, values: Floats, *, least_frac: float = 0.0, seed: int
+) -> ItlResamples | None:
+    """Moving-block bootstrap of gap percentiles [s].
 
     The segments, in the order of the log, are cut into 512 cells of about equal numbers of gaps, and blocks
-    of cells are resampled. Ends are exact to a grid of 2,000 values, dense in both tails.
+    of cells are resampled. Percentiles are exact to a grid of 2,000 values, dense in both tails.
 
     Parameters
     ----------
@@ -202,26 +223,41 @@ def itl_intervals(
         Percentiles, in (0, 100).
     values : float64 array, shape (num_qs,) [s]
         The percentiles themselves.
+    least_frac : float
+        A block is at least this share of all cells.
     seed : int
 
     Returns
     -------
-    list of (low, high) [s]
+    ItlResamples or None
+        None without gaps.
     """
     runs = _ascending(segments)
     if len(runs.first) == 0:
-        return [(float("nan"), float("nan"))] * len(qs)
+        return None
     grid = _grid(runs, values)
     histogram = _histogram(runs, grid)
     per_cell = histogram.sum(axis=1)
-    mean_bin = histogram @ np.arange(len(grid)) / np.maximum(per_cell, 1)
-    length = block_length([np.where(per_cell > 0, mean_bin, np.nan)])
+    series = np.where(per_cell > 0, histogram @ np.arange(len(grid)) / np.maximum(per_cell, 1), np.nan)
+    length = max(block_length([series]), math.ceil(least_frac * len(series)))
     counts = cell_counts(len(histogram), length, seed=seed)
-    resampled = cell_percentiles(counts, histogram, grid, np.asarray(qs, dtype=np.float64))
-    # Requests of one step see the same gap, so independent values are at most the steps.
-    num_steps = runs.num_steps()
+    return ItlResamples(
+        percentiles=cell_percentiles(counts, histogram, grid, np.asarray(qs, dtype=np.float64)),
+        num_steps=runs.num_steps(),
+        num_blocks=len(histogram) / length,
+        effective_frac=effective_number(series) / len(series),
+    )
+
+
+def itl_intervals(
+    segments: ItlSegments, qs: Sequence[float] | Floats, values: Floats, *, seed: int
+) -> list[tuple[float, float]]:
+    """Intervals (95%) of gap percentiles [s], from :func:`itl_resamples`."""
+    found = itl_resamples(segments, qs, values, seed=seed)
+    if found is None:
+        return [(float("nan"), float("nan"))] * len(qs)
     return [
-        percentile_interval(float(value), float(q), num_steps, resampled[:, i])
+        percentile_interval(float(value), float(q), found.num_steps, found.percentiles[:, i])
         for i, (q, value) in enumerate(zip(qs, values, strict=True))
     ]
 

@@ -44,7 +44,7 @@ def counted_log(measurement: Measurement) -> RequestLog:
 
 
 def chunk_gaps(chunks: Chunks, requests: NDArray[np.bool_]) -> ItlSegments:
-    """Gaps between consecutive chunks of the answers of these requests, pooled, each on its own.
+    """Gaps between consecutive chunks of the answers of these requests, in order of the log.
 
     Parameters
     ----------

@@ -8,19 +8,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.metrics.bootstrap import (
-    NUM_RESAMPLES,
-    TAIL,
-    SortedSample,
-    block_counts,
-    block_length,
-    interval,
-    percentile_interval,
-)
-from servewise.metrics.cells import cell_counts, cell_percentiles, value_grid
+from servewise.metrics.bootstrap import TAIL, SortedSample, block_length, interval, percentile_interval
 from servewise.metrics.check import broken, end_s
 from servewise.metrics.itl import itl_intervals, itl_mean_s, itl_percentiles, num_gaps
 from servewise.metrics.latency import e2e_s, finished, good, refuse_empty, tpot_s, ttft_s
+from servewise.metrics.resample import resample
 from servewise.types import Estimate, ItlSegments, Promise, RequestLog, Summary
 
 __all__ = ["PERCENTILES", "summarize"]
@@ -29,10 +21,6 @@ PERCENTILES: Mapping[str, float] = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99"
 """Percentiles every summary holds."""
 
 Floats = NDArray[np.float64]
-
-ENTRY_LIMIT = 50_000
-"""Requests that are resampled one by one; longer logs are resampled in cells."""
-NUM_CELLS = 2048
 
 _QS = np.array(list(PERCENTILES.values()))
 
@@ -132,44 +120,9 @@ def _estimates(
         return Estimate(value=num_good / num, low=math.nan, high=math.nan, num_samples=num), percentiles
     samples = {name: SortedSample(values) for name, values in columns.items()}
     length = block_length([*columns.values(), is_good.astype(np.float64)])
-    resample = _resample if num <= ENTRY_LIMIT else _resample_cells
-    shares, resampled = resample(samples, is_good, length, seed)
+    shares, resampled = resample(samples, is_good, _QS, length, seed=seed)
     percentiles = {name: _percentile_estimates(samples[name].ascending, resampled[name]) for name in columns}
     return _share_estimate(num_good, num, shares), percentiles
-
-
-def _resample(
-    samples: Mapping[str, SortedSample], is_good: NDArray[np.bool_], length: int, seed: int
-) -> tuple[Floats, dict[str, Floats]]:
-    """Attainment and percentiles of every resample of the requests."""
-    shares = np.empty(NUM_RESAMPLES)
-    resampled = {name: np.empty((NUM_RESAMPLES, len(_QS))) for name in samples}
-    for i, counts in enumerate(block_counts(len(is_good), length, seed=seed)):
-        shares[i] = np.sum(counts[:-1], where=is_good) / len(is_good)
-        for name, sample in samples.items():
-            resampled[name][i] = sample.percentiles(counts, _QS)
-    return shares, resampled
-
-
-def _resample_cells(
-    samples: Mapping[str, SortedSample], is_good: NDArray[np.bool_], length: int, seed: int
-) -> tuple[Floats, dict[str, Floats]]:
-    """The same with cells of consecutive requests, for logs so long that it would take seconds."""
-    num = len(is_good)
-    cell = np.arange(num) * NUM_CELLS // num
-    sizes = np.bincount(cell, minlength=NUM_CELLS)
-    counts = cell_counts(NUM_CELLS, math.ceil(length * NUM_CELLS / num), seed=seed)
-    shares = (counts @ np.bincount(cell[is_good], minlength=NUM_CELLS)) / (counts @ sizes)
-    resampled = {}
-    for name, sample in samples.items():
-        resampled[name] = np.full((NUM_RESAMPLES, len(_QS)), np.nan)
-        if len(sample.ascending):
-            extra = np.append(np.percentile(sample.ascending, _QS), sample.ascending[-1])
-            grid = value_grid(sample.ascending, np.ones(len(sample.ascending), dtype=np.int64), extra)
-            at = cell[sample.order] * len(grid) + np.searchsorted(grid, sample.ascending)
-            histogram = np.bincount(at, minlength=NUM_CELLS * len(grid)).astype(np.float64)
-            resampled[name] = cell_percentiles(counts, histogram.reshape(NUM_CELLS, -1), grid, _QS)
-    return shares, resampled
 
 
 def _percentile_estimates(sample: Floats, resampled: Floats) -> dict[str, Estimate]:

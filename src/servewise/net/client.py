@@ -22,7 +22,7 @@ from servewise.net.server import Server, addresses
 
 __all__ = ["MAX_EVENTS", "Client", "Exchange", "raise_file_limit"]
 
-MAX_EVENTS = 64
+MAX_EVENTS = 16
 """Sockets that one poll reads: a request that is due waits for no more than these."""
 READ_BYTES = 65_536
 """At once; more than a TLS record, so that none is left where poll does not see it."""
@@ -233,7 +233,7 @@ class Client:
                 self._poll.modify(connection.fd, WRITE)
                 return
             except (OSError, ValueError) as error:
-                self._fail(connection, f"TLS: {error}")
+                self._fail(connection, _words(error) if isinstance(error, OSError) else f"TLS: {error}")
                 return
         connection.is_open = True
         self._poll.modify(connection.fd, READ)
@@ -358,6 +358,8 @@ def raise_file_limit() -> None:
 
 def _words(error: OSError) -> str:
     """What went wrong, in words that do not differ between machines."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: the server's certificate is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
     name = errno.errorcode.get(error.errno or 0, "")

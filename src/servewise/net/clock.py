@@ -1,8 +1,8 @@
 """One clock for a run: monotonic, with the kernel's receive time stamps brought onto it.
 
-The kernel stamps packets with the wall clock, which may be set while a run goes on. The distance between the two
-clocks is taken again and again: while it creeps, it is followed; when it jumps, stamps are not believed for a
-second, and a stamp that cannot be true is never believed.
+The kernel stamps packets with the wall clock. It slews both clocks alike, so their distance changes only when the wall
+clock is set, which may happen while a run goes on. The distance is taken again and again: when it jumps, stamps are
+not believed for a second, and a stamp that cannot be true is never believed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from time import monotonic_ns, time_ns
 __all__ = ["STEP_NS", "Clock"]
 
 STEP_NS = 1_000_000
-"""A larger change of the distance between two looks is a step [ns]: NTP slews at most 0.5 ms in a second."""
+"""A larger change of the distance is a step [ns]; a smaller one is followed."""
 DISTRUST_NS = 1_000_000_000
 """How long stamps are not believed after a step [ns]: packets stamped before it have been read by then."""
 EARLY_NS = 200_000

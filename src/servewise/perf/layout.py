@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servewise.engines import trtllm
 from servewise.errors import InputError
 from servewise.types import (
     CacheType,
@@ -324,6 +325,8 @@ def require_supported(deployment: Deployment) -> None:
             f"data_parallel_size {ranks}: only models with experts run data parallel ranks in lock step; "
             "use num_replicas for independent copies"
         )
+    if deployment.engine == "tensorrt-llm":
+        trtllm.validate_parallelism(parallelism)
     experts = parallelism.expert_parallel_size
     if experts < 1 or (experts > 1 and (model.moe is None or (size * ranks) % experts)):
         raise InputError(

@@ -15,7 +15,7 @@ from servewise.perf.operators import nearest_system
 from servewise.perf.overheads import Overheads, overhead_document, overheads_of
 from servewise.perf.speculation import SpeculativeFormula, speculation_provenance, tabulate_speculation, uniform
 from servewise.perf.table import tabulate
-from servewise.types import UNCORRECTED, Deployment, Provenance, StepCorrection, StepModel
+from servewise.types import UNCORRECTED, Deployment, LlamacppParams, Provenance, StepCorrection, StepModel
 
 __all__ = ["explain", "step_model"]
 
@@ -75,6 +75,9 @@ def provenance_of(formula: StepFormula) -> dict[str, Provenance]:
         parts["moe"] = formula.operators.provenance("moe")
     if formula.host is not None:
         parts["host"] = llamacpp.host_provenance()
+    params = formula.deployment.params
+    if isinstance(params, LlamacppParams) and params.cache_ram_mib > 0:
+        parts["host_copies"] = llamacpp.host_provenance()
     if formula.tensor_parallel_size > 1:
         parts["all_reduce"] = formula.operators.provenance("all_reduce")
     return {

@@ -2,6 +2,7 @@
 
 from servewise.report.calibration import calibration_terminal
 from servewise.report.comparison import comparison_json, comparison_terminal
+from servewise.report.difference import difference_json, difference_terminal, imported_json, imported_terminal
 from servewise.report.escape import visible
 from servewise.report.measurement import measurement_terminal, sweep_document, sweep_terminal
 from servewise.report.page import plan_html
@@ -15,6 +16,10 @@ __all__ = [
     "calibration_terminal",
     "comparison_json",
     "comparison_terminal",
+    "difference_json",
+    "difference_terminal",
+    "imported_json",
+    "imported_terminal",
     "measurement_terminal",
     "plan_html",
     "plan_terminal",

@@ -10,11 +10,12 @@ import numpy as np
 
 from servewise import perf
 from servewise.search.bounds import Bounds, bounds, idle_ranks
-from servewise.search.families import Result, most_replicas
+from servewise.search.families import most_replicas
 from servewise.search.fleet import Load, summary_of, try_fleet
 from servewise.search.groups import group_bounds
 from servewise.search.limits import replicas, runs_full
 from servewise.search.pricing import price
+from servewise.search.results import Result
 from servewise.search.shapes import Shape
 from servewise.sim import Outcome, caches_prefixes, num_ranks
 from servewise.types import (

@@ -220,6 +220,7 @@ def _fewest_schedulers(
     if rule is None or patience_s is None or rule.max_bad < packed.num_rejected:
         return 1
     allowed = rule.max_bad - packed.num_rejected
+    until_s = np.concatenate([[0.0], np.cumsum(work_s)])
     most = 1
     for num_windows in BURST_WINDOWS:
         edges = np.linspace(arrival_s[0], arrival_s[-1], num_windows + 1)
@@ -229,9 +230,11 @@ def _fewest_schedulers(
             kept = end - start - allowed
             if kept <= 0:
                 continue
+            available_s = float(arrival_s[end - 1] - arrival_s[start]) + patience_s
+            if (until_s[end] - until_s[start]) * (1 + 1e-9) <= most * available_s:
+                continue  # not even with all of them
             # the requests that may be late are the heaviest ones
             done_s = float(np.partition(work_s[start:end], kept - 1)[:kept].sum())
-            available_s = float(arrival_s[end - 1] - arrival_s[start]) + patience_s
             most = max(most, int(np.ceil(done_s / available_s * (1 - 1e-9))))
     return most
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from servewise import perf
 from servewise.search.breakdown import Steps, sources_of
-from servewise.search.families import Result
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.group_breakdown import group_numbers
 from servewise.search.operating_point import observe
+from servewise.search.results import Result
 from servewise.sim import schedulers
 from servewise.types import (
     Breakdown,
@@ -56,11 +56,11 @@ def explained(search: Search, result: Result) -> Explanation:
     assert price is not None  # noqa: S101 (it was priced)
     trial = try_fleet(shape, memory, load, deployment.num_replicas, stop=False)
     log, summary = summary_of(trial, load, with_intervals=False)
-    memories = [_memory(memory)]
+    memories = [_memory(memory, "a replica" if deployment.disaggregation is None else "an instance")]
     warnings = load.step_model.warnings
     if load.prefill_model is not None and shape.prefill_memory is not None:
         prompts, decoding, numbers = group_numbers(load, deployment, trial.outcome, summary)
-        memories.append(replace(_memory(shape.prefill_memory), number="prefill_memory"))
+        memories.append(replace(_memory(shape.prefill_memory, "an instance"), number="prefill_memory"))
         warnings = tuple(dict.fromkeys((*load.prefill_model.warnings, *warnings, *GROUP_WARNINGS)))
     else:
         by_scheduler = replace(log, replica=schedulers(load.workload, trial.outcome))
@@ -111,7 +111,7 @@ def _unseen_engine(deployment: Deployment, nearest: Sequence[MeasuredRuns]) -> t
     return (Caveat(kind="unvalidated", text=text),)
 
 
-def _memory(memory: MemoryReport) -> Breakdown:
+def _memory(memory: MemoryReport, holder: str) -> Breakdown:
     """Memory of the fullest GPU."""
     sizes = {
         "weights": memory.weights_bytes,
@@ -131,7 +131,7 @@ def _memory(memory: MemoryReport) -> Breakdown:
         value=float(memory.mem_bytes),
         unit="bytes",
         parts=(*parts, free),
-        note=f"the KV cache holds {memory.kv_capacity_tokens:,} tokens a replica",
+        note=f"the KV cache holds {memory.kv_capacity_tokens:,} tokens {holder}",
     )
 
 

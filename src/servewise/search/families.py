@@ -16,12 +16,21 @@ from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, s
 from servewise.search.groups import group_bounds, group_load
 from servewise.search.limits import broken_reason, replicas
 from servewise.search.pricing import price, usd_per_h
+from servewise.search.results import Point, Result, beaten, kind_of, verdict_of, warnings_of
 from servewise.search.settings import schedule_key
 from servewise.search.shapes import Shape
-from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests
-from servewise.types import Candidate, CandidateStatus, Deployment, Search, StepModel, StepTable
+from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests, to_log
+from servewise.types import Candidate, Deployment, Search, StepModel, StepTable
 
-__all__ = ["Family", "Point", "Result", "families", "least_cost", "least_hopeless", "search_family"]
+__all__ = [
+    "Family",
+    "families",
+    "least_cost",
+    "least_hopeless",
+    "most_replicas",
+    "search_family",
+    "simulated_whole",
+]
 
 MAX_GPUS = 1024
 """Fleets beyond this many GPUs are not tried without a budget."""
@@ -29,26 +38,6 @@ MAX_GPUS = 1024
 
 NO_BOUNDS = Bounds(num_replicas=1, num_hopeless=0, latency_s=0.0)
 """What holds of any shape: the unpruned search rests on nothing else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A fleet that keeps the promise: cost ($ per million output tokens at load) and latency [s]."""
-
-    usd_per_mtok: float
-    latency_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A candidate with what it was computed from; ``demand`` of its runs when it was simulated."""
-
-    candidate: Candidate
-    shape: Shape
-    load: Load
-    bound: Bounds
-    demand: Demand | None = None
-    num_requests_simulated: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,50 +162,14 @@ def search_family(search: Search, family: Family, known: Sequence[Point], *, pru
     """
     results: list[Result] = []
     points = list(known) if prune else []
-    siblings: list[Point] = []
     for shape, load, bound in zip(family.shapes, family.loads, family.bounds, strict=True):
         result = _same_schedule(shape, load, bound, results) if prune else None
         if result is None:
-            result = _simulated(search, shape, load, bound if prune else NO_BOUNDS, points, siblings)
-        candidate = result.candidate
-        if prune and candidate.status == "kept" and candidate.cost is not None:
-            dollars = candidate.cost.usd_per_mtok_output_at_load
-            siblings.append(Point(usd_per_mtok=dollars, latency_s=candidate.latency_s))
-            points.append(siblings[-1])
+            result = _simulated(search, shape, load, bound if prune else NO_BOUNDS, points)
+        if prune and result.point is not None:
+            points.append(result.point)
         results.append(result)
     return results
-
-
-def _beaten(points: Sequence[Point], usd_per_mtok: float, latency_s: float) -> bool:
-    """Whether a known fleet is at least as good in both cost and latency, and better in one."""
-    return any(
-        p.usd_per_mtok <= usd_per_mtok
-        and p.latency_s <= latency_s
-        and (p.usd_per_mtok < usd_per_mtok or p.latency_s < latency_s)
-        for p in points
-    )
-
-
-def _verdict(shape: Shape, load: Load, bound: Bounds, status: CandidateStatus, reason: str) -> Result:
-    candidate = Candidate(
-        index=shape.index,
-        deployment=shape.deployment,
-        status=status,
-        reason=reason,
-        memory=shape.memory,
-        quality_recovery_pct=shape.precision.recovery_pct,
-        warnings=warnings_of(shape, load.step_model),
-    )
-    return Result(candidate=candidate, shape=shape, load=load, bound=bound)
-
-
-def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
-    """What a reader of the candidate's figures must know."""
-    warnings = list(model.warnings)
-    if shape.precision.at_risk:
-        low = "unknown" if shape.precision.recovery_pct is None else f"as low as {shape.precision.recovery_pct[0]:.1f}%"
-        warnings.append(f"quality at risk: the recovery of this precision may be {low}")
-    return tuple(warnings)
 
 
 def _same_schedule(shape: Shape, load: Load, bound: Bounds, earlier: Sequence[Result]) -> Result | None:
@@ -244,8 +197,11 @@ def _suffices(shape: Shape, load: Load, other: Result, demand: Demand) -> bool:
     memory, other_memory = shape.memory, other.shape.memory
     if memory is None or other_memory is None or schedule_key(mine.params) != schedule_key(theirs.params):
         return False
+    num_seqs = demand.num_seqs
+    if num_seqs is not None and mine.engine == "sglang":  # whose micro-batches have a share of the seats each
+        num_seqs *= mine.parallelism.pipeline_parallel_size
     limits = [
-        (mine.max_rows, theirs.max_rows, demand.num_seqs),
+        (mine.max_rows, theirs.max_rows, num_seqs),
         (mine.max_step_tokens, theirs.max_step_tokens, demand.num_batched_tokens),
         (memory.num_kv_blocks, other_memory.num_kv_blocks, demand.num_kv_blocks),
     ]
@@ -271,55 +227,88 @@ def _same_times(mine: StepTable, theirs: StepTable, demand: Demand) -> bool:
     )
 
 
-def _simulated(
-    search: Search, shape: Shape, load: Load, bound: Bounds, points: Sequence[Point], siblings: Sequence[Point]
-) -> Result:
+def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: Sequence[Point]) -> Result:
     """Find the fleet of a shape, unless bounds or known fleets show that it cannot matter."""
     memory = shape.memory
     assert memory is not None  # noqa: S101 (members of a family fit in memory)
     if load.rule is not None and bound.num_hopeless > load.rule.max_bad:
         share = bound.num_hopeless / search.workload.num_requests
-        return _verdict(
+        return verdict_of(
             shape, load, bound, "broken", f"{share:.1%} of requests are refused or miss a limit even on an idle replica"
         )
     most, why_no_more = most_replicas(search, shape.deployment)
     if bound.num_replicas > most:
         work = f"the work needs at least {replicas(bound.num_replicas)} > {most} ({why_no_more})"
-        return _verdict(shape, load, bound, "broken", work)
+        return verdict_of(shape, load, bound, "broken", work)
+    alike = [point for point in points if point.kind == kind_of(shape.deployment)]
 
     def worth(num_replicas: int) -> bool:
-        return not _beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
+        return not beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
 
     def matters(trial: Trial) -> bool:
-        """Settings that another of the family beats at this fleet size, with no larger fleet worth a try."""
-        if not siblings or worth(trial.num_replicas + 2):
+        latency = latency_s(to_log(load.workload, trial.outcome), search.promise)
+        if not beaten(alike, math.inf, latency):
             return True
-        log, summary = summary_of(trial, load, with_intervals=False)
-        dollars = price(search, shape.deployment, summary, trial.num_replicas).usd_per_mtok_output_at_load
-        return not _beaten(siblings, dollars, latency_s(log, search.promise))
+        if beaten(alike, least_cost(search, shape, load, trial.num_replicas), latency):
+            return False
+        return not beaten(alike, _point(search, shape, load, trial).usd_per_mtok, latency)
 
     fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth, matters=matters)
+    first = None if fleet.first is None else _point(search, shape, load, fleet.first)
+    common = {"demand": fleet.demand, "first": first, "num_requests_simulated": fleet.num_requests_simulated}
     if fleet.beaten or fleet.trial is None:
         dollars = least_cost(search, shape, load, fleet.num_replicas)
         reason = f"at least ${dollars:.3f} per Mtok output and {bound.latency_s:.1f} s of E2E; another fleet beats both"
         if fleet.trial is not None and fleet.trial.kept:
-            reason = f"{replicas(fleet.trial.num_replicas)} would do, but other settings are cheaper and faster"
-        verdict = _verdict(shape, load, bound, "dominated", reason)
+            reason = (
+                f"{replicas(fleet.trial.num_replicas)} would do, but another fleet of its kind is cheaper and faster"
+            )
+            return replace(verdict_of(shape, load, bound, "dominated", reason), **common)  # type: ignore[arg-type]
+        verdict = verdict_of(shape, load, bound, "dominated", reason)
         return replace(verdict, num_requests_simulated=fleet.num_requests_simulated)
-    trial, num_simulated = fleet.trial, fleet.num_requests_simulated
+    trial = fleet.trial
     if trial.stopped:
-        trial = try_fleet(shape, memory, load, trial.num_replicas, stop=False)
-        num_simulated += trial.outcome.num_simulated
+        return replace(_stopped(shape, load, bound, trial, why_no_more), **common)  # type: ignore[arg-type]
     if trial.kept and not fleet.found:
         why_no_more = f"{replicas(trial.num_replicas)} keep the promise, but one more breaks it"
     candidate = _finished(search, shape, load, trial, why_no_more=None if fleet.found else why_no_more)
-    return Result(
-        candidate=candidate,
-        shape=shape,
-        load=load,
-        bound=bound,
-        demand=fleet.demand,
-        num_requests_simulated=num_simulated,
+    return Result(candidate=candidate, shape=shape, load=load, bound=bound, **common)  # type: ignore[arg-type]
+
+
+def _point(search: Search, shape: Shape, load: Load, trial: Trial) -> Point:
+    """Cost and latency of a fleet that was simulated to its end."""
+    log, summary = summary_of(trial, load, with_intervals=False)
+    dollars = price(search, shape.deployment, summary, trial.num_replicas).usd_per_mtok_output_at_load
+    return Point(usd_per_mtok=dollars, latency_s=latency_s(log, search.promise), kind=kind_of(shape.deployment))
+
+
+def _stopped(shape: Shape, load: Load, bound: Bounds, trial: Trial, why_no_more: str) -> Result:
+    """A shape whose largest fleet was simulated until it had broken the promise."""
+    reason = (
+        f"{replicas(trial.num_replicas)} ({why_no_more}) broke the promise before {trial.outcome.num_simulated:,} of "
+        f"{load.workload.num_requests:,} requests were done"
+    )
+    verdict = verdict_of(shape, load, bound, "broken", reason)
+    deployment = replace(shape.deployment, num_replicas=trial.num_replicas)
+    return replace(
+        verdict,
+        candidate=replace(verdict.candidate, deployment=deployment),
+        unfinished=(trial.num_replicas, why_no_more),
+    )
+
+
+def simulated_whole(search: Search, result: Result) -> Result:
+    """A broken result with the figures of its largest fleet, simulated to the end of the traffic."""
+    memory = result.shape.memory
+    if result.unfinished is None or memory is None:
+        return result
+    size, why_no_more = result.unfinished
+    trial = try_fleet(result.shape, memory, result.load, size, stop=False)
+    return replace(
+        result,
+        candidate=_finished(search, result.shape, result.load, trial, why_no_more=why_no_more),
+        unfinished=None,
+        num_requests_simulated=result.num_requests_simulated + trial.outcome.num_simulated,
     )
 
 

@@ -68,6 +68,8 @@ class Fleet:
     found : bool
     beaten : bool
         The search ended because neither this nor a larger fleet could matter.
+    first : Trial or None
+        The smallest fleet that keeps the promise while one replica more breaks it, so that it was passed over.
     demand : Demand or None
         Of all the runs that decided.
     num_replicas : int
@@ -78,6 +80,7 @@ class Fleet:
     trial: Trial | None
     found: bool
     beaten: bool
+    first: Trial | None
     demand: Demand | None
     num_replicas: int
     num_requests_simulated: int
@@ -164,7 +167,7 @@ def find_fleet(
     worth : callable
         Whether a fleet of so many replicas could still matter; the search ends when the smallest left cannot.
     matters : callable
-        Whether a fleet that keeps the promise, or a larger one, could still matter; if not, the search ends there.
+        Whether the smallest fleet that keeps the promise could still matter; if not, the search ends there.
     """
     trials: dict[int, Trial] = {}
 
@@ -175,6 +178,7 @@ def find_fleet(
 
     size, largest_broken = fewest, fewest - 1
     found = beaten = False
+    first: Trial | None = None
     while size <= most and not found:
         if not worth(largest_broken + 1):
             beaten = True
@@ -189,11 +193,12 @@ def find_fleet(
                 size = middle
             else:
                 largest_broken = middle
-        if not matters(trials[size]):
+        if first is None and not matters(trials[size]):
             beaten = True
             break
         found = kept(size + 1)
         if not found:
+            first = first or trials[size]
             largest_broken = size + 1
             size += 2
     tried = [n for n in trials if n <= most]
@@ -201,6 +206,7 @@ def find_fleet(
         trial=trials[size] if found or (beaten and size in trials) else trials[max(tried)] if tried else None,
         found=found,
         beaten=beaten,
+        first=first,
         demand=_demand([t.outcome for t in trials.values()]) if trials else None,
         num_replicas=largest_broken + 1,
         num_requests_simulated=sum(t.outcome.num_simulated for t in trials.values()),

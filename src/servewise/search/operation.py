@@ -10,8 +10,8 @@ import numpy as np
 
 from servewise.metrics import summarize
 from servewise.perf import start_up_s
-from servewise.search.families import Result
 from servewise.search.pricing import usd_per_h
+from servewise.search.results import Result
 from servewise.sim import ClusterRun, Life, simulate_cluster, simulate_group_cluster
 from servewise.types import Autoscaling, Failure, MemoryReport, Outage, Role, Search, StepModel, Summary
 from servewise.units import HOURS_PER_MONTH, SECONDS_PER_HOUR

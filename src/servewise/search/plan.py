@@ -12,11 +12,12 @@ from dataclasses import replace
 from servewise.search.assurance import assure, draw, outside_calibration
 from servewise.search.capacity import capacity, load_curve
 from servewise.search.explanation import explained
-from servewise.search.families import Family, Point, Result, families, least_cost, least_hopeless, search_family
+from servewise.search.families import Family, families, least_cost, least_hopeless, search_family, simulated_whole
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.operation import autoscaling, failure
 from servewise.search.pricing import price
+from servewise.search.results import Point, Result, without_beaten
 from servewise.search.shapes import Shape, enumerate_shapes
 from servewise.sim import DISAGGREGATED, compile_drivers, not_compiled
 from servewise.types import Candidate, Candidates, Explanation, Plan, Search, best_of_each
@@ -104,7 +105,8 @@ def _detail_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
     place = {result.candidate.index: i for i, result in enumerate(results)}
     candidates = {result.candidate.index: result.candidate for result in results}
     ranking = _ranking(list(candidates.values()))
-    if not ranking:
+    if not ranking:  # then it is told how far off they are
+        results[:] = pool.map(lambda result: simulated_whole(search, result), results)
         for result in least_hopeless(search, results):
             results[place[result.candidate.index]] = result
         return
@@ -193,11 +195,7 @@ def _search_all(
         compile_drivers(missing)
         tell(COMPILING, 1, 1)
     for start in range(0, len(waiting), WAVE):
-        known = [
-            Point(usd_per_mtok=r.candidate.cost.usd_per_mtok_output_at_load, latency_s=r.candidate.latency_s)
-            for r in results
-            if r.candidate.status == "kept" and r.candidate.cost is not None
-        ]
+        known = [result.point for result in results if result.point is not None]
 
         def run(family: Family, known: Sequence[Point] = known) -> list[Result]:
             return search_family(search, family, known, prune=prune)
@@ -205,6 +203,7 @@ def _search_all(
         for found in pool.map(run, waiting[start : start + WAVE]):
             results += found
         tell("fleets", min(start + WAVE, len(waiting)), len(waiting))
+    results[:] = without_beaten(results)
 
 
 def _pruned(candidates: Sequence[Candidate], simulated: Set[int]) -> dict[str, int]:

@@ -31,7 +31,8 @@ STEP_TOKENS = (16384, 8192, 2048)
 GRID = tuple((rows, tokens) for rows in NUM_SEQS for tokens in STEP_TOKENS if tokens >= rows)
 
 RANK_GRID = ((512, 8192), (128, 2048))
-"""The same for one of several data parallel ranks, which share the requests and wait for each other's prompts."""
+"""The same for one of several data parallel ranks, which share the requests and wait for each other's prompts, and for
+SGLang's stages, whose micro-batches divide the rows among them."""
 
 TGI_GRID = tuple((rows, tokens) for rows in (512, 128) for tokens in STEP_TOKENS)
 """TGI turns away what is beyond its limit, 128 by default, instead of letting it wait."""
@@ -85,7 +86,8 @@ def settings(
     -------
     https://nvidia.github.io/TensorRT-LLM/performance/performance-tuning-guide/ (CUDA graphs, read 2026-11-29).
     """
-    grid = GRID if parallelism.data_parallel_size == 1 else RANK_GRID
+    in_micro_batches = engine == "sglang" and parallelism.pipeline_parallel_size > 1
+    grid = RANK_GRID if parallelism.data_parallel_size > 1 or in_micro_batches else GRID
     match engine:
         case "vllm":
             usual = vllm.default_params(version, gpu, model)

@@ -12,8 +12,11 @@ __all__ = ["spreads"]
 ATTENTION_RANKS: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
 """Engines whose ranks may attend to their own requests and share the experts."""
 
-STAGED: tuple[EngineName, ...] = ("vllm", "tensorrt-llm")
+STAGED: tuple[EngineName, ...] = ("vllm", "sglang", "tensorrt-llm")
 """Engines whose pipeline stages are simulated."""
+
+STAGES_OF_NODES: tuple[EngineName, ...] = ("vllm", "sglang")
+"""Those that try whole nodes as stages."""
 
 STAGES = (2, 4)
 """Pipeline stages that are tried."""
@@ -26,8 +29,8 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
     """Spreads that are tried, in a fixed order.
 
     Tensor parallelism; for models with experts also data parallel ranks for attention, with the experts divided among
-    all GPUs of the replica; for vLLM and TensorRT-LLM pipeline stages within a node; for vLLM also ranks that fill two
-    nodes, alone or with two stages each, and whole nodes as stages of two or four.
+    all GPUs of the replica; for vLLM, SGLang and TensorRT-LLM pipeline stages within a node, for the first two also
+    whole nodes as stages of two or four; for vLLM also ranks that fill two nodes, alone or with two stages each.
 
     Parameters
     ----------
@@ -51,6 +54,7 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
             for size in tensor
             for ranks in RANKS
             if (size * ranks <= node or (engine == "vllm" and size * ranks == 2 * node))
+            and (size == 1 or engine != "tensorrt-llm")  # whose ranks are single GPUs
             and model.moe.num_experts % (size * ranks) == 0
         ]
     if engine in STAGED:
@@ -58,7 +62,7 @@ def spreads(engine: EngineName, model: ModelSpec, gpu: GpuSpec, weights: WeightP
             Parallelism(tensor_parallel_size=size, pipeline_parallel_size=stages)
             for stages in STAGES
             for size in tensor
-            if (size * stages <= node or (engine == "vllm" and size == node)) and stages <= model.num_layers
+            if (size * stages <= node or (engine in STAGES_OF_NODES and size == node)) and stages <= model.num_layers
         ]
     if engine == "vllm" and model.moe is not None and model.num_layers > 1:
         found += [

@@ -10,6 +10,7 @@ from servewise.errors import InputError
 from servewise.kernel import fleet, layout
 from servewise.kernel.sglang_ranks import SglangRanks
 from servewise.kernel.staged_ranks import StagedRanks
+from servewise.kernel.trtllm_ranks import TrtllmRanks
 from servewise.sim.check import check
 from servewise.sim.drivers import AdaptsRequests, driver_of, routes_by_kv_use
 from servewise.sim.outcome import Outcome, to_log
@@ -35,8 +36,8 @@ def simulate(
 ) -> Outcome:
     """Simulate a fleet of vLLM, SGLang, TensorRT-LLM, TGI, llama.cpp or Ollama on a workload.
 
-    Data parallel ranks of vLLM and SGLang run in lock step behind the engine's own router (docs/vllm-scheduler.md,
-    docs/sglang-scheduler.md). Of TensorRT-LLM's ranks one is simulated: give it its share of the workload.
+    Data parallel ranks of vLLM, SGLang and TensorRT-LLM run in lock step behind the engine's own router (see "Ranks" on
+    the page of each scheduler).
 
     Parameters
     ----------
@@ -201,7 +202,8 @@ def _whole_run(task: Task, state: Arrays) -> int:
 def _outcome(task: Task, *, knows_prefix: bool) -> Outcome:
     """Run a task and unpack its end."""
     end = completed(task, _whole_run, knows_prefix=knows_prefix)
-    group = end.driver if isinstance(end.driver, layout.Ranks | SglangRanks | StagedRanks) else None
+    in_lock_step = layout.Ranks | SglangRanks | StagedRanks | TrtllmRanks
+    group = end.driver if isinstance(end.driver, in_lock_step) else None
     replicas = end.fleet if group is None else group.replicas
     sent_to = end.routing.replica_of
     num_bad = int(replicas.ints[:, layout.NUM_BAD].sum())

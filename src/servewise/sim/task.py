@@ -22,9 +22,11 @@ from servewise.kernel.fleet import (
 from servewise.kernel.pipeline import Pipeline
 from servewise.kernel.sglang_ranks import new_sglang_ranks
 from servewise.kernel.staged_ranks import new_staged_ranks
+from servewise.kernel.trtllm import Trtllm
+from servewise.kernel.trtllm_ranks import new_trtllm_ranks
 from servewise.sim.drivers import driver_of
 from servewise.sim.pack import Packed
-from servewise.types import Deployment, MemoryReport, SglangParams, VllmParams
+from servewise.types import Deployment, MemoryReport, SglangParams, TrtllmParams, VllmParams
 
 __all__ = ["ROUTERS", "Arrays", "Task", "arrays", "completed", "num_engines", "num_ranks"]
 
@@ -76,8 +78,8 @@ class Arrays:
 
 
 def num_ranks(deployment: Deployment) -> int:
-    """Ranks of a replica that are simulated in lock step: vLLM's and SGLang's data parallel ranks, one of any other."""
-    in_lock_step = isinstance(deployment.params, VllmParams | SglangParams)
+    """Ranks of a replica that are simulated in lock step: data parallel ranks of engines that have them."""
+    in_lock_step = isinstance(deployment.params, VllmParams | SglangParams | TrtllmParams)
     return deployment.parallelism.data_parallel_size if in_lock_step else 1
 
 
@@ -116,6 +118,8 @@ def arrays(task: Task, num_entries: int, num_gaps: int, num_rows: int) -> Arrays
     elif task.ranks > 1 and isinstance(task.deployment.params, SglangParams):
         by_load = task.deployment.params.load_balance_method == "total_requests"
         driver = new_sglang_ranks(engine, requests, num_replicas, task.ranks, room, by_load, driver)
+    elif task.ranks > 1 and isinstance(driver, Trtllm):
+        driver = new_trtllm_ranks(engine, requests, num_replicas, task.ranks, room, driver)
     elif task.ranks > 1:
         driver = layout.new_ranks(engine, requests, num_replicas, task.ranks, room, task.kv_aware, driver)
     return Arrays(

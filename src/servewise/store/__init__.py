@@ -8,6 +8,7 @@ from servewise.store.calibration_json import (
     write_calibration,
 )
 from servewise.store.files import check_run_parent, digest, new_run_dir, write_json, write_text_atomic
+from servewise.store.imports import IMPORT_SCHEMA, read_run_dir, write_imported
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
 from servewise.store.measurements import (
     MEASUREMENT_SCHEMA,
@@ -23,6 +24,7 @@ from servewise.store.workloads import WORKLOAD_SCHEMA, read_workload, write_work
 
 __all__ = [
     "CALIBRATION_SCHEMA",
+    "IMPORT_SCHEMA",
     "LOG_SCHEMA",
     "MEASUREMENT_SCHEMA",
     "PLAN_SCHEMA",
@@ -46,8 +48,10 @@ __all__ = [
     "read_calibration",
     "read_log",
     "read_measurement",
+    "read_run_dir",
     "read_workload",
     "write_calibration",
+    "write_imported",
     "write_json",
     "write_log",
     "write_measurement",

@@ -34,6 +34,7 @@ from servewise.types.deployment import (
     Role,
     Router,
 )
+from servewise.types.difference import Difference, FigureDifference, FigureVerdict
 from servewise.types.engine_params import (
     CONTEXT_PADDING,
     BaselineParams,
@@ -51,6 +52,7 @@ from servewise.types.engine_params import (
 )
 from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
 from servewise.types.hardware import DESCRIBED, GpuOffer, GpuSpec, PriceKind
+from servewise.types.imported import ImportedRun, Tool
 from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
 from servewise.types.measurement import (
@@ -116,6 +118,7 @@ __all__ = [
     "Cost",
     "CudagraphMode",
     "Deployment",
+    "Difference",
     "Disaggregation",
     "Edge",
     "Effort",
@@ -125,10 +128,13 @@ __all__ = [
     "Estimate",
     "Explanation",
     "Failure",
+    "FigureDifference",
+    "FigureVerdict",
     "FittedParameter",
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
+    "ImportedRun",
     "InstancePool",
     "Interval",
     "ItlSegments",
@@ -185,6 +191,7 @@ __all__ = [
     "SweepPoint",
     "TgiParams",
     "Timeline",
+    "Tool",
     "TrtllmParams",
     "Trust",
     "Verdict",

@@ -105,7 +105,8 @@ class LlamacppParams:
     """llama-server's own knobs, spelt as it spells them.
 
     ``ctx_size`` tokens, shared by ``parallel`` slots (``kv_unified``) or divided among them; batches of ``batch_size``
-    in passes of ``ubatch_size``. Of ``n_gpu_layers`` the last is the output; -1 puts all on the GPU.
+    in passes of ``ubatch_size``. Of ``n_gpu_layers`` the last is the output; -1 puts all on the GPU. What slots held
+    is kept in up to ``cache_ram_mib`` MiB of the host's memory (``--cache-ram``), with 0 not at all.
     """
 
     ctx_size: int
@@ -117,6 +118,7 @@ class LlamacppParams:
     cache_type_v: CacheType = "f16"
     n_gpu_layers: int = -1
     context_shift: bool = False
+    cache_ram_mib: int = 8192
 
     @property
     def is_split(self) -> bool:
@@ -190,7 +192,8 @@ class OllamaParams:
 
     ``num_parallel`` requests of ``context_length`` tokens each (``num_ctx``), ``num_batch`` tokens a pass. A model that
     has been idle for ``keep_alive_s`` is unloaded, never if that is None; ``starts_loaded`` says whether the
-    first request finds it loaded. ``num_gpu`` layers are on the GPU, -1 for all.
+    first request finds it loaded. ``num_gpu`` layers are on the GPU, -1 for all. ``cache_ram_mib`` is that of the
+    ``llama-server`` which it starts.
     """
 
     num_parallel: int
@@ -201,6 +204,7 @@ class OllamaParams:
     num_gpu: int = -1
     context_shift: bool = True
     starts_loaded: bool = True
+    cache_ram_mib: int = 8192
 
 
 EngineParams = VllmParams | SglangParams | TrtllmParams | TgiParams | LlamacppParams | OllamaParams | BaselineParams

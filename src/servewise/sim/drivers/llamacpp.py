@@ -8,18 +8,21 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.engines import ollama
+from servewise.engines import llamacpp, ollama
 from servewise.errors import InputError
 from servewise.kernel import layout
 from servewise.kernel.llamacpp import Slots, new_slots
 from servewise.sim.drivers.base import plain_engine
 from servewise.sim.pack import Packed
 from servewise.types import Deployment, LlamacppParams, MemoryReport, OllamaParams, PrefixBlocks, Workload
+from servewise.units import MIB
 
 __all__ = ["Llamacpp", "Ollama"]
 
 BOS_TOKENS = 1
 """A context shift keeps the begin-of-sequence token, which nearly all models add."""
+CELL_BYTES = 12
+"""Position, number of sequences and sequence, which are kept of a token beside its keys and values."""
 
 
 def _params(deployment: Deployment) -> LlamacppParams:
@@ -70,8 +73,14 @@ class Llamacpp:
 
     def driver(self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport) -> Slots:
         """The slots of all replicas, and how they are served."""
-        del packed, engine
+        del engine
         params, served = _params(deployment), deployment.params
+        token_bytes = memory.kv_bytes_per_token * deployment.parallelism.num_gpus + CELL_BYTES
+        host_tokens = int(params.cache_ram_mib * MIB // token_bytes)
+        context = ollama.as_llama_server(deployment).max_request_tokens
+        shortest = int(packed.requests.input_tokens.min(initial=context))  # no content has fewer tokens
+        if params.context_shift:  # but one of which half was dropped when it was full
+            shortest = min(shortest, context // 4)
         is_ollama = isinstance(served, OllamaParams)
         keep_alive_s, load_s = math.inf, 0.0
         if isinstance(served, OllamaParams):
@@ -82,7 +91,7 @@ class Llamacpp:
             params.parallel,
             split=params.is_split,
             cells=params.slot_context_tokens,
-            context=ollama.as_llama_server(deployment).max_request_tokens,
+            context=context,
             ubatch=params.ubatch_size,
             windows=deployment.model.num_sliding_layers > 0,
             shift=params.context_shift,
@@ -91,6 +100,9 @@ class Llamacpp:
             keep_alive=keep_alive_s,
             load=load_s,
             starts_loaded=not isinstance(served, OllamaParams) or served.starts_loaded,
+            host_tokens=host_tokens,
+            copy=token_bytes / llamacpp.host_rates().copy_bytes_per_s,
+            max_saved=min(len(packed.requests.input_tokens), host_tokens // max(shortest, 1)) + 1,
         )
 
 

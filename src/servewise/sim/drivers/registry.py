@@ -10,6 +10,7 @@ from servewise.sim.drivers.baselines import Baseline
 from servewise.sim.drivers.llamacpp import Llamacpp, Ollama
 from servewise.sim.drivers.pipeline import VllmPipeline
 from servewise.sim.drivers.sglang import Sglang
+from servewise.sim.drivers.sglang_pipeline import SglangPipeline
 from servewise.sim.drivers.speculative import VllmSpeculative
 from servewise.sim.drivers.tgi import Tgi
 from servewise.sim.drivers.trtllm import Trtllm, TrtllmPipeline
@@ -37,7 +38,11 @@ DRIVERS: Mapping[type, SimDriver] = {
     BaselineParams: Baseline(),
 }
 
-STAGED: Mapping[type, SimDriver] = {VllmParams: VllmPipeline(), TrtllmParams: TrtllmPipeline()}
+STAGED: Mapping[type, SimDriver] = {
+    VllmParams: VllmPipeline(),
+    SglangParams: SglangPipeline(),
+    TrtllmParams: TrtllmPipeline(),
+}
 """Engines whose pipeline stages are simulated."""
 
 SPECULATING: Mapping[type, SimDriver] = {VllmParams: VllmSpeculative()}
@@ -62,7 +67,7 @@ def driver_of(deployment: Deployment) -> SimDriver:
         if found is None:
             raise InputError(
                 f"pipeline_parallel_size {deployment.parallelism.pipeline_parallel_size}: pipeline stages of "
-                f"{deployment.engine!r} are not simulated; use tensor parallelism, vllm or tensorrt-llm"
+                f"{deployment.engine!r} are not simulated; use tensor parallelism, vllm, sglang or tensorrt-llm"
             )
     assert found is not None, deployment.engine  # noqa: S101 (every type of parameters has its line above)
     return found

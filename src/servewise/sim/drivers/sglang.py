@@ -68,7 +68,20 @@ class Sglang:
         )
 
     def driver(self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport) -> State:
-        """Its own state, with nothing running."""
+        """Its own state, with nothing running, of every rank of every replica."""
+        num_ranks = deployment.num_replicas * deployment.parallelism.data_parallel_size
+        return self.state(packed, deployment, engine, memory, num_ranks, num_ranks)
+
+    def state(
+        self,
+        packed: Packed,
+        deployment: Deployment,
+        engine: layout.Engine,
+        memory: MemoryReport,
+        num_batches: int,
+        num_trees: int,
+    ) -> State:
+        """State of so many running batches, and trees."""
         params = _params(deployment)
         page, capacity = params.page_size, memory.kv_capacity_tokens
         inputs = packed.requests.input_tokens.astype(np.int64)
@@ -81,7 +94,6 @@ class Sglang:
                 f"{capacity} tokens, and would be cut; use more or larger GPUs, or shorter requests"
             )
         conservativeness = params.schedule_conservativeness
-        num_schedulers = deployment.num_replicas * deployment.parallelism.data_parallel_size
         if deployment.parallelism.data_parallel_size > 1:
             conservativeness *= DATA_PARALLEL_CONSERVATIVENESS
         num_pages = engine.num_blocks if engine.caching else 0
@@ -92,8 +104,8 @@ class Sglang:
             max_prefill_tokens=params.max_prefill_tokens,
             mixed=params.enable_mixed_chunk,
             longest_prefix_first=params.schedule_policy == "lpm",
-            num_replicas=num_schedulers,
-            tree=new_radix(num_schedulers, num_pages, packed.num_shared, len(inputs)),
+            num_replicas=num_batches,
+            tree=new_radix(num_trees, num_pages, packed.num_shared, len(inputs)),
         )
 
 

@@ -64,6 +64,7 @@ class Trtllm:
     def driver(self, packed: Packed, deployment: Deployment, engine: layout.Engine, memory: MemoryReport) -> Driver:
         """What each request reserves, and the rest that only TensorRT-LLM has."""
         params = _params(deployment)
+        ranks = deployment.parallelism.data_parallel_size
         evicting = params.capacity_scheduler_policy == "MAX_UTILIZATION"
         output = packed.requests.output_tokens if evicting else packed.max_tokens
         blocks = -(-(packed.requests.input_tokens.astype(np.int64) + output) // params.tokens_per_block)
@@ -77,13 +78,13 @@ class Trtllm:
             )
         return new_trtllm(
             engine,
-            deployment.num_replicas,
+            deployment.num_replicas * ranks,
             packed.num_shared,
             blocks=blocks.astype(np.int32),
             evicting=evicting,
             chunking=params.enable_chunked_prefill,
             counts_reuse=facts.counts_reuse(deployment.engine_version),
-            wait_steps=params.batch_wait_timeout_iters,
+            wait_steps=params.batch_wait_timeout_iters if ranks == 1 else 0,  # no rank waits for a batch of its own
             wait_tokens=params.batch_wait_max_tokens_ratio * params.max_num_tokens,
         )
 
