@@ -9,7 +9,7 @@ from servewise.catalog import supported_precisions
 from servewise.engines import baselines, sglang, trtllm, vllm
 from servewise.errors import InputError
 from servewise.metrics import summarize
-from servewise.perf import memory, step_model
+from servewise.perf import calibrated_step_model, memory
 from servewise.sim import memory_use, simulate, to_log
 from servewise.traffic import context_limit
 from servewise.types import (
@@ -167,7 +167,8 @@ def run_strategy(name: str, deployment: Deployment, search: Search) -> StrategyR
         report = memory(deployment, mean_tokens)
         if not report.fits:
             return replace(unable, memory=report, reason=report.reason)
-        outcome = simulate(search.workload, deployment, step_model(deployment), report)
+        times = calibrated_step_model(deployment, search.calibrations)
+        outcome = simulate(search.workload, deployment, times, report)
     except InputError as error:
         return replace(unable, reason=str(error))
     bound = (("memory", outcome.memory_bound), ("seats", outcome.slots_bound), ("tokens", outcome.budget_bound))

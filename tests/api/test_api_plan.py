@@ -29,7 +29,7 @@ def test_a_plan_is_printed_and_written_to_a_new_folder(plan: Command) -> None:
     assert max(map(len, first.out.splitlines())) <= 100
     assert first.err.splitlines() == [f"note: plan.json and plan.html are in {first.folders[0]}"]
     written = {path.name: path.read_bytes() for path in first.folders[0].iterdir()}
-    assert set(written) == {"plan.json", "plan.html"}
+    assert set(written) == {"plan.json", "plan.html", "workload.json", "workload.parquet"}
     assert first.document["complete"] is True
     second = plan()
     assert second.code == 0

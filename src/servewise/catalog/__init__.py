@@ -1,6 +1,7 @@
 """Models, GPUs, prices, which precision runs where: data with sources, and the reader of ``config.json``."""
 
 from servewise.catalog.config_json import SUPPORTED_ARCHITECTURES, read_config_json
+from servewise.catalog.devices import DEVICE_SUFFIX, device_offer, read_device
 from servewise.catalog.facts import Fact, read_facts
 from servewise.catalog.gpus import get_gpu, list_gpus
 from servewise.catalog.listing import gpu_rows, model_rows
@@ -10,10 +11,12 @@ from servewise.catalog.precisions import supported_precisions
 from servewise.catalog.prices import all_offers, offers, offers_from_rows
 
 __all__ = [
+    "DEVICE_SUFFIX",
     "SUPPORTED_ARCHITECTURES",
     "Fact",
     "ParamCounts",
     "all_offers",
+    "device_offer",
     "get_gpu",
     "get_model",
     "gpu_rows",
@@ -24,6 +27,7 @@ __all__ = [
     "offers_from_rows",
     "param_counts",
     "read_config_json",
+    "read_device",
     "read_facts",
     "supported_precisions",
 ]

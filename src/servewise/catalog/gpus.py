@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
+from servewise.catalog.devices import DEVICE_SUFFIX, read_device
 from servewise.catalog.facts import Fact, read_facts
 from servewise.catalog.names import AliasTable
 from servewise.errors import CatalogError
@@ -35,7 +36,7 @@ def get_gpu(name: str) -> GpuSpec:
     Parameters
     ----------
     name : str
-        Canonical name or alias; case does not matter.
+        Canonical name or alias; case does not matter. Or the path of a file that describes a device.
 
     Returns
     -------
@@ -49,6 +50,8 @@ def get_gpu(name: str) -> GpuSpec:
     UnknownNameError
         When no GPU has that name.
     """
+    if name.endswith(DEVICE_SUFFIX):
+        return read_device(name)
     return built_in(alias_table().resolve(name))
 
 

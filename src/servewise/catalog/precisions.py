@@ -6,7 +6,7 @@ from typing import get_args
 
 from servewise.catalog.facts import read_facts
 from servewise.errors import CatalogError, UnknownNameError
-from servewise.types import GpuSpec, KvPrecision, Precision, WeightPrecision
+from servewise.types import DESCRIBED, GpuSpec, KvPrecision, Precision, WeightPrecision
 
 __all__ = ["supported_precisions"]
 
@@ -27,7 +27,8 @@ def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision,
     -------
     tuple of Precision
         Every supported precision of weights with every supported one of the KV cache, bf16 first; none when the
-        engine does not run on the GPU. Whether a model can be had in it is another question (see ``quality``).
+        engine does not run on the GPU; bf16 alone on a described device. Whether a model can be had in it is another
+        question (see ``quality``).
 
     Raises
     ------
@@ -41,6 +42,8 @@ def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision,
     ``data/catalog/precisions.csv``: the support matrix and pages of vLLM's documentation, llama.cpp's backends and
     types, a source a value.
     """
+    if gpu.architecture == DESCRIBED:  # other formats would need kernels that nobody described
+        return (Precision(),)
     engine = "llama.cpp" if engine == "ollama" else engine  # which it runs
     table = read_facts(PRECISIONS)
     engine = {"ollama": "llama.cpp"}.get(engine, engine)  # Ollama runs llama.cpp's server

@@ -25,11 +25,13 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
 COMMANDS: Final = {
+    "calibrate": ("servewise.cli.calibrate", "calibrate"),
     "catalog": ("servewise.cli.catalog", "catalog"),
     "compare": ("servewise.cli.compare", "compare"),
     "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
     "runs": ("servewise.cli.runs", "runs"),
+    "verify": ("servewise.cli.verify", "verify"),
     "traffic": ("servewise.cli.traffic", "traffic"),
 }
 

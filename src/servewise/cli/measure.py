@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from servewise.traffic import LengthDistribution
     from servewise.types import Promise, Workload
 
-__all__ = ["measure"]
+__all__ = ["confirm", "measure"]
 
 DEFAULT_DURATION_S = 60.0
 WARM_UP_FRAC = 0.1
@@ -106,7 +106,7 @@ def measure(ctx: click.Context, /, url: str, **asked: Any) -> None:
     load = _load(asked, kind, loads, workload)
     if asked["resume"] is not None and kind is None:
         raise InputError("--resume goes on with a --sweep or --find-max; ask for the same one again")
-    _confirm(target, yes=asked["yes"])
+    confirm(target, yes=asked["yes"])
     common: dict[str, Any] = {"promise": promise, "seed": asked["seed"]}
     if asked["name"] is not None:
         common["name"] = asked["name"]
@@ -243,7 +243,7 @@ def _traffic_and_promise(asked: dict[str, Any]) -> tuple[Workload | None, Promis
     return workload, promise
 
 
-def _confirm(target: Target, *, yes: bool) -> None:
+def confirm(target: Target, *, yes: bool) -> None:
     """Ask before another machine gets a load, or a key travels in the clear."""
     import sys
 

@@ -1,7 +1,8 @@
 """The user's files (YAML) as the core's types. Unknown keys are errors with line and nearest known name."""
 
+from servewise.config.deployment import named_deployment
 from servewise.config.prices import read_prices
 from servewise.config.promise import parse_promise
 from servewise.config.service import Service, load_service
 
-__all__ = ["Service", "load_service", "parse_promise", "read_prices"]
+__all__ = ["Service", "load_service", "named_deployment", "parse_promise", "read_prices"]

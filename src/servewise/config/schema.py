@@ -121,3 +121,4 @@ class ServiceSection(Section):
     speculation: list[SpeculationSection] = Field(default_factory=list)
     budget: BudgetSection = BudgetSection()
     prices: Name | None = None
+    calibration: Names = Field(default_factory=list)

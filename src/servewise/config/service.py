@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from servewise.catalog import get_gpu, get_model
+from servewise.catalog import DEVICE_SUFFIX, get_gpu, get_model
 from servewise.config.check import validate
 from servewise.config.document import Document, Location, read_document
 from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSection, SpeculationSection
@@ -55,7 +55,7 @@ class Service:
     router : Router
     price_kind : PriceKind
     hardware : tuple of str
-        Canonical GPU names.
+        Canonical GPU names, or paths of files that describe a device.
     engines : tuple of str
         Those that can be simulated.
     speculations : tuple of Speculation
@@ -65,6 +65,8 @@ class Service:
     budget : Budget
     prices_path : Path or None
         File with the user's own prices.
+    calibration_paths : tuple of Path
+        Files that ``servewise calibrate`` wrote.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Service:
     draft_models: tuple[str, ...]
     budget: Budget
     prices_path: Path | None
+    calibration_paths: tuple[Path, ...] = ()
 
 
 def load_service(path: Path | str) -> Service:
@@ -125,6 +128,10 @@ def load_service(path: Path | str) -> Service:
         ),
         budget=Budget(max_gpus=section.budget.max_gpus, usd_per_h=section.budget.usd_per_h),
         prices_path=None if section.prices is None else document.existing_file(("prices",), section.prices),
+        calibration_paths=tuple(
+            document.existing_file(_location(document, "calibration", i), name)
+            for i, name in enumerate(section.calibration)
+        ),
     )
 
 
@@ -172,12 +179,17 @@ def _each(
     """Canonical names of a key's one or many names; an unknown, ambiguous or repeated one is an error on its line."""
     found: dict[str, str] = {}
     for i, name in enumerate(names):
-        location: Location = (key, i) if isinstance(document.values[key], list) else (key,)
+        location = _location(document, key, i)
         canonical = resolve(document, location, name)
         if canonical in found:
             raise document.error(location, f"{name!r} is {found[canonical]!r} again; list it once")
         found[canonical] = name
     return tuple(found)
+
+
+def _location(document: Document, key: str, i: int) -> Location:
+    """Where the value ``i`` of a key with one or many stands."""
+    return (key, i) if isinstance(document.values[key], list) else (key,)
 
 
 def _model(document: Document, location: Location, model: str) -> str:
@@ -190,6 +202,10 @@ def _model(document: Document, location: Location, model: str) -> str:
 
 
 def _gpu(document: Document, location: Location, gpu: str) -> str:
+    if gpu.endswith(DEVICE_SUFFIX):
+        path = str(document.existing_file(location, gpu))
+        _known(document, location, get_gpu, path)
+        return path
     return _known(document, location, get_gpu, gpu)
 
 

@@ -3,6 +3,7 @@
 ``docs/glossary.md`` has the definitions in words; simulated and measured logs go through the same functions.
 """
 
+from servewise.metrics.bootstrap import block_counts, block_length
 from servewise.metrics.check import broken
 from servewise.metrics.difference import difference
 from servewise.metrics.itl import itl_percentiles
@@ -23,6 +24,8 @@ from servewise.metrics.summary import PERCENTILES, summarize
 __all__ = [
     "PERCENTILES",
     "attainment",
+    "block_counts",
+    "block_length",
     "broken",
     "chunk_gaps",
     "count_good",

@@ -1,5 +1,13 @@
 """Memory and time of one replica: does it fit, how many tokens does it cache, how long does a step take."""
 
+from servewise.perf.calibrated import (
+    calibrated_draws,
+    calibrated_error,
+    calibrated_step_model,
+    calibration_of,
+    corrected,
+    outside_range,
+)
 from servewise.perf.formula import StepFormula
 from servewise.perf.kv_link import kv_link, kv_transfer_bytes, kv_transfer_bytes_per_token
 from servewise.perf.memory_budget import largest_model_len, memory
@@ -16,6 +24,11 @@ __all__ = [
     "KvLayout",
     "MeanError",
     "StepFormula",
+    "calibrated_draws",
+    "calibrated_error",
+    "calibrated_step_model",
+    "calibration_of",
+    "corrected",
     "draw_step_models",
     "explain",
     "kv_layout",
@@ -26,6 +39,7 @@ __all__ = [
     "mean_error",
     "memory",
     "nearest_runs",
+    "outside_range",
     "start_up_s",
     "step_model",
     "tabulate",

@@ -15,7 +15,7 @@ from servewise.perf.operators import nearest_system
 from servewise.perf.overheads import Overheads, overhead_document, overheads_of
 from servewise.perf.speculation import SpeculativeFormula, speculation_provenance, tabulate_speculation, uniform
 from servewise.perf.table import tabulate
-from servewise.types import Deployment, LlamacppParams, Provenance, StepModel
+from servewise.types import UNCORRECTED, Deployment, LlamacppParams, Provenance, StepCorrection, StepModel
 
 __all__ = ["explain", "step_model"]
 
@@ -124,6 +124,7 @@ def explain(
     context_tokens: float,
     prefill_tokens: int = 0,
     attention_pairs: float | None = None,
+    correction: StepCorrection | None = None,
 ) -> Mapping[str, float]:
     """Parts of one step's duration [s]; their sum is the step time within the table's tolerance.
 
@@ -138,6 +139,8 @@ def explain(
         Prompt tokens in the step.
     attention_pairs : float or None
         Tokens that prompt tokens attend to, summed; default: one prompt from its start.
+    correction : StepCorrection, optional
+        By measured runs.
 
     Returns
     -------
@@ -171,18 +174,22 @@ def explain(
     queries = deployment.queries_per_row
     parts = one_pass.token_parts(queries * n + prefill_tokens, with_prompts=prompts)
     fixed, per_token, per_pair = formula.prefill_attention_s()
-    prefill = fixed + per_token * prefill_tokens + per_pair * pairs if prompts else 0.0
-    rows = formula.rows_s(sampled)[0] + formula.step_overhead_s()
+    by = correction or UNCORRECTED
+    work, attend = by.products_scale, by.attention_scale
+    prefill = attend * per_pair * pairs + by.pair_s * pairs
+    prefill = work * (fixed + per_token * prefill_tokens) + prefill if prompts else 0.0
+    rows = work * (formula.rows_s(sampled)[0] + formula.step_overhead_s())
+    rows += by.step_s + by.row_s * sampled[0] + by.prompt_token_s * prefill_tokens
     return MappingProxyType(
         {
-            "weights": float(parts.weights[0]),
-            "compute": float(parts.compute[0]),
-            "kv": float(attention[0]),
+            "weights": float(work * parts.weights[0]),
+            "compute": float(work * parts.compute[0]),
+            "kv": float(attend * attention[0] + by.context_token_s * context_tokens),
             "prefill_attention": float(prefill),
-            "all_reduce": float(parts.all_reduce[0]),
-            "elementwise": float(parts.elementwise[0]),
-            "head": float(formula.head_s(queries * sampled)[0]),
-            "overhead": float(parts.overhead[0] + parts.floor[0] + rows),
+            "all_reduce": float(work * parts.all_reduce[0]),
+            "elementwise": float(work * parts.elementwise[0]),
+            "head": float(work * formula.head_s(queries * sampled)[0]),
+            "overhead": float(work * (parts.overhead[0] + parts.floor[0]) + rows),
             **drafts,
         }
     )

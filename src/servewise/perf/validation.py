@@ -16,10 +16,12 @@ from servewise.types import ROLES, Deployment, MeasuredRuns
 
 __all__ = ["MeanError", "error_class", "mean_error", "nearest_runs"]
 
-ErrorClass = Literal["measured", "other model", "other gpu", "other engine", "transferred gpu"]
+ErrorClass = Literal[
+    "measured", "other model", "other gpu", "other engine", "transferred gpu", "calibrated", "calibrated elsewhere"
+]
 """What of a deployment was among the runs: its engine with its model in its precision on its GPU; the engine on
 the GPU with other models or precisions; the engine on other GPUs; nothing of its engine; or not even the GPU's
-operators were measured."""
+operators were measured. Or that the user's own runs calibrated the model, with such a load and deployment or others."""
 GROUP_ERRORS = "perf/group_errors.csv"
 DRAFTER_ERROR = 0.15
 """Standard deviation (logarithm) that a drafter adds: assumed, as for a GPU without operator tables."""

@@ -33,6 +33,8 @@ SEEN: Mapping[str, str] = {
     "other gpu": "its GPU not seen",
     "other engine": "its engine not seen",
     "transferred gpu": "its GPU not measured",
+    "calibrated": "its engine, GPU and model calibrated",
+    "calibrated elsewhere": "calibrated with another model, version or load",
     "drafter": "those of its engine without a drafter, widened",
     "groups": "of groups; not less than those of its instances as servers of their own",
 }
@@ -123,7 +125,8 @@ def means_words(assurance: Assurance) -> str:
     mean = next(iter(assurance.means.values()), None)
     if mean is None or not found:
         return "-"
-    basis = f"errors on {mean.num_runs:,} public runs" if mean.num_runs else "an assumed error"
+    whose = "runs of the calibration, held out" if mean.error_class.startswith("calibrated") else "public runs"
+    basis = f"errors on {mean.num_runs:,} {whose}" if mean.num_runs else "an assumed error"
     return f"{found}: 90% by {basis} ({SEEN.get(mean.error_class, mean.error_class)})"
 
 

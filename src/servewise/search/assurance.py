@@ -17,10 +17,11 @@ from servewise.search.limits import replicas, runs_full
 from servewise.search.pricing import price
 from servewise.search.results import Result
 from servewise.search.shapes import Shape
-from servewise.sim import caches_prefixes, num_ranks
+from servewise.sim import Outcome, caches_prefixes, num_ranks
 from servewise.types import (
     VERY_LIKELY_FRAC,
     Assurance,
+    Calibration,
     Candidate,
     Deployment,
     Interval,
@@ -32,7 +33,7 @@ from servewise.types import (
     Summary,
 )
 
-__all__ = ["NUM_DRAWS", "DrawnModels", "assure", "draw"]
+__all__ = ["NUM_DRAWS", "DrawnModels", "assure", "draw", "outside_calibration"]
 
 NUM_DRAWS = 32
 """Step models drawn; the fewest that an interval of 90% and a verdict from 95% on can be read from."""
@@ -47,16 +48,24 @@ DrawnModels = tuple[StepModel, StepModel | None]
 """Of a replica and None, or of a group's decode and prefill instances."""
 
 
-def draw(deployment: Deployment) -> tuple[DrawnModels, ...]:
+def draw(deployment: Deployment, calibrations: Sequence[Calibration] = ()) -> tuple[DrawnModels, ...]:
     """The step models that every fleet of a shape is tried with.
 
+    Where a calibration applies they are drawn from what its runs leave open, which is less.
     Those of a group's two pools come from the same random numbers: what is not known of one is not known of the other.
     """
     if deployment.disaggregation is None:
-        models = perf.draw_step_models(replace(deployment, num_replicas=1), NUM_DRAWS, SEED)
+        models = _drawn(replace(deployment, num_replicas=1), calibrations)
         return tuple((model, None) for model in models)
-    pools = [perf.draw_step_models(deployment.pool(role), NUM_DRAWS, SEED) for role in ("decode", "prefill")]
+    pools = [_drawn(deployment.pool(role), calibrations) for role in ("decode", "prefill")]
     return tuple(zip(*pools, strict=True))
+
+
+def _drawn(deployment: Deployment, calibrations: Sequence[Calibration]) -> tuple[StepModel, ...]:
+    calibration = perf.calibration_of(deployment, calibrations)
+    if calibration is None:
+        return perf.draw_step_models(deployment, NUM_DRAWS, SEED)
+    return perf.calibrated_draws(deployment, calibration, NUM_DRAWS, SEED)
 
 
 def assure(search: Search, result: Result, drawn: Sequence[DrawnModels]) -> Assurance:
@@ -88,7 +97,7 @@ def assure(search: Search, result: Result, drawn: Sequence[DrawnModels]) -> Assu
             metric: {name: _interval([run.percentiles[metric][name].value for run in runs]) for name in by_name}
             for metric, by_name in summary.percentiles.items()
         },
-        means=_means(shape, memory, load, num_replicas, summary),
+        means=_means(search, shape, memory, load, num_replicas, summary),
         margin=margin,
         margin_tried=tried,
     )
@@ -110,12 +119,27 @@ def _interval(values: Sequence[float]) -> Interval:
     return Interval(low=float(low), high=float(high))
 
 
+def outside_calibration(search: Search, deployment: Deployment, load: Load, outcome: Outcome) -> tuple[str, ...]:
+    """In what a fleet's run goes beyond what its calibration measured, in words."""
+    calibration = perf.calibration_of(deployment, search.calibrations)
+    if calibration is None:
+        return ()
+    requests = load.packed.requests
+    longest = int((requests.input_tokens.astype(np.int64) + requests.output_tokens).max())
+    return perf.outside_range(calibration, outcome.peak_running, longest)
+
+
 def _means(
-    shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, summary: Summary
+    search: Search, shape: Shape, memory: MemoryReport, load: Load, num_replicas: int, summary: Summary
 ) -> dict[str, MeanEstimate]:
     """Mean TTFT and TPOT with the errors of predictions like these."""
     outcome = try_fleet(shape, memory, load, num_replicas, stop=False).outcome
-    error = perf.mean_error(shape.deployment, saturated=runs_full(shape, memory, load, outcome))
+    saturated = runs_full(shape, memory, load, outcome)
+    error = perf.mean_error(shape.deployment, saturated=saturated)
+    calibration = perf.calibration_of(shape.deployment, search.calibrations)
+    if calibration is not None:
+        outside = saturated or bool(outside_calibration(search, shape.deployment, load, outcome))
+        error = perf.calibrated_error(error, shape.deployment, calibration, inside=not outside)
     return {
         name: MeanEstimate(
             value=summary.means[name],

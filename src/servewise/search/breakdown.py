@@ -130,7 +130,12 @@ class Steps:
                 context = context_tokens * num_rows / rows if rows else 0.0
                 tokens = round(prefill_tokens) or int(prefill_tokens > 0)
                 step = perf.explain(
-                    self.deployment, num_rows, max(context, num_rows), tokens, pairs if tokens else None
+                    self.deployment,
+                    num_rows,
+                    max(context, num_rows),
+                    tokens,
+                    pairs if tokens else None,
+                    self.model.correction,
                 )
                 for name, value in step.items():
                     found[name] = found.get(name, 0.0) + share * value

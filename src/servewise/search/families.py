@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from servewise.engines import capture_sizes
-from servewise.perf import step_model
+from servewise.perf import calibrated_step_model
 from servewise.search.bounds import Bounds, bounds, idle_ranks, stop_rule
 from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, summary_of, try_fleet
 from servewise.search.groups import group_bounds, group_load
@@ -90,7 +90,7 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
             continue
         captured = capture_sizes(deployment)
         if captured not in models:
-            models[captured] = step_model(deployment)
+            models[captured] = calibrated_step_model(deployment, search.calibrations)
         model = models[captured]
         key = (
             deployment.engine,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servewise.perf import memory, step_model
+from servewise.perf import calibrated_step_model, memory
 from servewise.search.bounds import Bounds, StopRule, bounds
 from servewise.search.context import mean_tokens
 from servewise.search.fleet import Load
@@ -17,13 +17,13 @@ NUM_SAMPLES = 600
 
 def group_load(search: Search, deployment: Deployment, rule: StopRule | None) -> Load:
     """Workload, promise and step times of both pools."""
-    prefill = step_model(deployment.pool("prefill"))
+    prefill = calibrated_step_model(deployment.pool("prefill"), search.calibrations)
     return Load(
         workload=search.workload,
         promise=search.promise,
         rule=rule,
         packed=pack_disaggregated(search.workload, deployment, prefill),
-        step_model=step_model(deployment.pool("decode")),
+        step_model=calibrated_step_model(deployment.pool("decode"), search.calibrations),
         prefill_model=prefill,
     )
 
@@ -39,7 +39,9 @@ def group_bounds(load: Load, deployment: Deployment) -> Bounds:
 
 def group_log(search: Search, deployment: Deployment) -> RequestLog:
     """What happens to each request of the whole workload, gaps between tokens and the groups' state included."""
-    models: dict[Role, StepModel] = {role: step_model(deployment.pool(role)) for role in ROLES}
+    models: dict[Role, StepModel] = {
+        role: calibrated_step_model(deployment.pool(role), search.calibrations) for role in ROLES
+    }
     memories: dict[Role, MemoryReport] = {role: memory(deployment.pool(role), mean_tokens(search)) for role in ROLES}
     outcome = simulate_disaggregated(
         search.workload, deployment, models, memories, record_itl=True, num_samples=NUM_SAMPLES

@@ -114,7 +114,7 @@ def _main_resource(shape: Shape, load: Load, outcome: Outcome) -> tuple[str, flo
     prompt = min(int(requests.input_tokens.mean()), room)
     time_of: dict[str, float] = {}
     for seconds, prefill_tokens in ((decode_s, 0), (mixed_s, max(prompt, 1))):
-        parts = explain(shape.deployment, rows, context, prefill_tokens)
+        parts = explain(shape.deployment, rows, context, prefill_tokens, correction=load.step_model.correction)
         total = sum(parts.values())
         for group, names in GROUPS.items():
             time_of[group] = time_of.get(group, 0.0) + seconds * sum(parts.get(name, 0.0) for name in names) / total

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from servewise.search.assurance import assure, draw
+from servewise.search.assurance import assure, draw, outside_calibration
 from servewise.search.capacity import capacity, load_curve
 from servewise.search.explanation import explained
 from servewise.search.families import Family, families, least_cost, least_hopeless, search_family, simulated_whole
@@ -133,7 +133,7 @@ def _assure_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
     explanation = explained(search, chosen[0])
     # settings that share step times share what is drawn of them
     shapes = {id(result.load.step_model): result.shape.deployment for result in chosen}
-    drawn = dict(zip(shapes, pool.map(draw, shapes.values()), strict=True))
+    drawn = dict(zip(shapes, pool.map(lambda d: draw(d, search.calibrations), shapes.values()), strict=True))
 
     def assured(result: Result) -> Candidate:
         found = assure(search, result, drawn[id(result.load.step_model)])
@@ -261,4 +261,5 @@ def _detailed(search: Search, result: Result, *, in_full: bool) -> Candidate:
         cost=price(search, candidate.deployment, summary, num_replicas, None if highest is None else highest[1]),
         limited_by=limited_by(shape, memory, load, trial),
         load_curve=load_curve(shape, memory, load, num_replicas, highest[0]) if in_full and highest else (),
+        warnings=(*candidate.warnings, *outside_calibration(search, candidate.deployment, load, trial.outcome)),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from servewise.catalog import supported_precisions
 from servewise.errors import InputError
-from servewise.perf import memory
+from servewise.perf import calibration_of, memory
 from servewise.search.context import mean_tokens
 from servewise.search.group_deployments import group_deployments
 from servewise.search.pricing import usd_per_h
@@ -15,6 +15,7 @@ from servewise.search.settings import settings
 from servewise.search.spreads import spreads
 from servewise.traffic import context_limit
 from servewise.types import (
+    DESCRIBED,
     Deployment,
     MemoryReport,
     PrecisionChoice,
@@ -145,6 +146,8 @@ def _group_shape(search: Search, deployment: Deployment, choice: PrecisionChoice
 
 def _unavailable(search: Search, deployment: Deployment) -> str:
     gpu, spread = deployment.gpu, deployment.parallelism
+    if gpu.vendor == DESCRIBED and calibration_of(deployment, search.calibrations) is None:
+        return f"how fast {gpu.name} is, no calibration of {deployment.engine} with this model on it says"
     offers = search.offers.get(gpu.name, ())
     if not offers:
         return f"no {search.price_kind} price is known for {gpu.name}; give one in a prices file"

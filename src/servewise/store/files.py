@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from servewise.errors import InputError
 
-__all__ = ["check_run_parent", "new_run_dir", "write_bytes_atomic", "write_json", "write_text_atomic"]
+__all__ = ["check_run_parent", "digest", "new_run_dir", "write_bytes_atomic", "write_json", "write_text_atomic"]
 
 MAX_SLUG_CHARS = 60
 MAX_RUNS_A_SECOND = 1000
@@ -75,6 +76,12 @@ def _slug(name: str) -> str:
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", plain)
     # Dots at the ends would make hidden or relative names.
     return re.sub(r"\.{2,}", ".", slug)[:MAX_SLUG_CHARS].strip(".-_") or "run"
+
+
+def digest(path: Path) -> str:
+    """``sha256:...`` of a file."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def write_text_atomic(path: Path, text: str) -> None:

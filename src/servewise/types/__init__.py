@@ -9,6 +9,17 @@ from servewise.types.assurance import (
     SafetyMargin,
     Verdict,
 )
+from servewise.types.calibration import (
+    PARAMETERS,
+    UNCORRECTED,
+    Calibration,
+    CalibrationForm,
+    FittedParameter,
+    MeasuredRange,
+    PointFit,
+    PointMetrics,
+    StepCorrection,
+)
 from servewise.types.comparison import Comparison, MemoryUse, StrategyResult
 from servewise.types.deployment import (
     ROLES,
@@ -40,7 +51,7 @@ from servewise.types.engine_params import (
     VllmParams,
 )
 from servewise.types.explanation import Breakdown, Caveat, CaveatKind, Explanation, MeasuredRuns, Part
-from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
+from servewise.types.hardware import DESCRIBED, GpuOffer, GpuSpec, PriceKind
 from servewise.types.imported import ImportedRun, Tool
 from servewise.types.kv_link import KvLink
 from servewise.types.log import ItlSegments, RequestLog, RequestStatus, Timeline
@@ -74,12 +85,16 @@ from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, 
 from servewise.types.provenance import Kind, Provenance
 from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
 from servewise.types.sweep import Edge, Sweep, SweepPoint
+from servewise.types.verification import Compared, LimitCheck, Standing, Verification, VerifyVerdict
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
     "CONTEXT_PADDING",
+    "DESCRIBED",
     "LIKELY_FRAC",
+    "PARAMETERS",
     "ROLES",
+    "UNCORRECTED",
     "VERY_LIKELY_FRAC",
     "Api",
     "Assurance",
@@ -89,6 +104,8 @@ __all__ = [
     "Breakdown",
     "Budget",
     "CacheType",
+    "Calibration",
+    "CalibrationForm",
     "Candidate",
     "CandidateStatus",
     "Candidates",
@@ -96,6 +113,7 @@ __all__ = [
     "Caveat",
     "CaveatKind",
     "Chunks",
+    "Compared",
     "Comparison",
     "Cost",
     "CudagraphMode",
@@ -112,6 +130,7 @@ __all__ = [
     "Failure",
     "FigureDifference",
     "FigureVerdict",
+    "FittedParameter",
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
@@ -122,11 +141,13 @@ __all__ = [
     "Kind",
     "KvLink",
     "KvPrecision",
+    "LimitCheck",
     "LlamacppParams",
     "Load",
     "LoadPoint",
     "MaxTokensKind",
     "MeanEstimate",
+    "MeasuredRange",
     "MeasuredRuns",
     "Measurement",
     "MemoryReport",
@@ -140,6 +161,8 @@ __all__ = [
     "Part",
     "PercentileLimit",
     "Plan",
+    "PointFit",
+    "PointMetrics",
     "Precision",
     "PrecisionChoice",
     "PrefixBlocks",
@@ -158,6 +181,8 @@ __all__ = [
     "SglangParams",
     "Speculation",
     "SpeculationMethod",
+    "Standing",
+    "StepCorrection",
     "StepModel",
     "StepTable",
     "StrategyResult",
@@ -170,6 +195,8 @@ __all__ = [
     "TrtllmParams",
     "Trust",
     "Verdict",
+    "Verification",
+    "VerifyVerdict",
     "VllmParams",
     "WeightPrecision",
     "Workload",

@@ -8,8 +8,10 @@ from typing import Literal
 
 from servewise.types.provenance import Provenance
 
-__all__ = ["GpuOffer", "GpuSpec", "PriceKind"]
+__all__ = ["DESCRIBED", "GpuOffer", "GpuSpec", "PriceKind"]
 
+DESCRIBED = "described"
+"""Vendor and architecture of a device that the user described and that no table knows."""
 PriceKind = Literal["on_demand", "spot", "reserved"]
 
 
@@ -22,7 +24,7 @@ class GpuSpec:
     name : str
         Canonical name, e.g. ``H100-SXM-80GB``.
     vendor : str
-        ``nvidia``, ``amd``, ``intel``, ``apple``.
+        ``nvidia``, ``amd``, ``intel``, ``apple``; ``described`` for a device that the user described.
     architecture : str
         ``ampere``, ``ada``, ``hopper``, ``blackwell``, ``cdna3`` ...
     compute_capability : float

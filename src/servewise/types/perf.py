@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from servewise.types.calibration import UNCORRECTED, StepCorrection
 from servewise.types.provenance import Provenance
 
 __all__ = ["MemoryReport", "StepModel", "StepTable"]
@@ -149,9 +150,12 @@ class StepModel:
         Largest context of one request the underlying measurements cover.
     warnings : tuple of str
         Extrapolations and transferred coefficients, in words.
+    correction : StepCorrection
+        What measured runs have corrected in the table.
     """
 
     table: StepTable
     provenance: Mapping[str, Provenance]
     max_context_tokens: int
     warnings: tuple[str, ...] = ()
+    correction: StepCorrection = UNCORRECTED

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servewise.types.assurance import Assurance
+from servewise.types.calibration import Calibration
 from servewise.types.deployment import Deployment, EngineName, Precision, Router
 from servewise.types.explanation import Explanation
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
@@ -82,6 +83,8 @@ class Search:
         Until a replica that is started serves; None: as ``perf.start_up_s`` says.
     speculations : tuple of Speculation
         Drafters that are tried with vLLM, beside none.
+    calibrations : tuple of Calibration
+        Corrections of step models by the user's own runs.
     """
 
     workload: Workload
@@ -97,6 +100,7 @@ class Search:
     price_kind: PriceKind = "on_demand"
     start_up_s: float | None = None
     speculations: tuple[Speculation, ...] = ()
+    calibrations: tuple[Calibration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

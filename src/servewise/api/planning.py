@@ -1,8 +1,7 @@
-"""The public verbs. The command line and the local page call these and nothing else."""
+"""Verbs that need no endpoint: plan, compare, simulate, and what the catalog and traffic hold."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,21 +11,29 @@ from typing import Any
 import numpy as np
 
 from servewise import __version__, catalog, quality, search, traffic
+from servewise.api.endpoint import WORKLOAD_FILE
 from servewise.catalog import gpu_rows as list_gpus
 from servewise.catalog import model_rows as list_models
 from servewise.compare import compare_strategies
 from servewise.config import Service, load_service, read_prices
 from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
-from servewise.measure.files import compare_runs, export_run, import_runs
-from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
-from servewise.measure.spec import LoadSpec
 from servewise.metrics import e2e_s, tpot_s, ttft_s
-from servewise.perf import step_model
+from servewise.perf import calibrated_step_model
 from servewise.report import PlanReport, plan_html
 from servewise.sim import run
-from servewise.store import check_run_parent, new_run_dir, plan_meta, plan_to_json, write_text_atomic
+from servewise.store import (
+    check_run_parent,
+    digest,
+    new_run_dir,
+    plan_meta,
+    plan_to_json,
+    read_calibration,
+    write_text_atomic,
+    write_workload,
+)
 from servewise.types import (
+    DESCRIBED,
     Candidate,
     Comparison,
     GpuOffer,
@@ -40,23 +47,12 @@ from servewise.types import (
 )
 
 __all__ = [
-    "LoadSpec",
-    "MeasureResult",
     "PlanResult",
-    "SweepResult",
-    "Target",
     "compare",
-    "compare_runs",
     "describe_traffic",
-    "export_run",
-    "find_max",
-    "import_runs",
     "list_gpus",
     "list_models",
     "list_profiles",
-    "load_service",
-    "measure",
-    "measure_loads",
     "plan",
     "replay",
     "resolve",
@@ -135,6 +131,7 @@ def plan(
         run_dir = new_run_dir(out_dir, service.name)
         write_text_atomic(run_dir / "plan.json", text)
         write_text_atomic(run_dir / "plan.html", page)
+        write_workload(run_dir / WORKLOAD_FILE, asked.workload)
     if not found.complete:
         raise KeyboardInterrupt("" if run_dir is None else f"what was found until then is in {run_dir}")
     return PlanResult(plan=found, service=service, run_dir=run_dir, report=report, json_text=text)
@@ -171,7 +168,7 @@ def resolve(service: Service) -> Search:
         models=models,
         precisions=precisions,
         gpus=gpus,
-        offers={gpu.name: _offers(service, gpu) for gpu in gpus},
+        offers={gpu.name: _offers(service, gpu, name) for gpu, name in zip(gpus, service.hardware, strict=True)},
         engines=tuple((engine, search.default_version(engine)) for engine in service.engines),
         promise=service.promise,
         budget=service.budget,
@@ -180,6 +177,7 @@ def resolve(service: Service) -> Search:
         price_kind=service.price_kind,
         start_up_s=service.start_up_s,
         speculations=service.speculations,
+        calibrations=tuple(read_calibration(path) for path in service.calibration_paths),
     )
 
 
@@ -217,7 +215,11 @@ def compare(
         service = replace(service, traffic=replace(service.traffic, rate_rps=rate_rps))
     asked = resolve(service)
     results = compare_strategies(asked, tensor_parallel_size=tensor_parallel_size, progress=progress)
-    warnings = {warning for result in results for warning in step_model(result.deployment).warnings}
+    warnings = {
+        warning
+        for result in results
+        for warning in calibrated_step_model(result.deployment, asked.calibrations).warnings
+    }
     return Comparison(
         name=service.name,
         traffic=_traffic_words(asked),
@@ -234,7 +236,8 @@ def simulate(candidate: Candidate, asked: Search) -> RequestLog:
         raise InputError("the candidate has no memory report, so it cannot be simulated")
     if candidate.deployment.disaggregation is not None:
         return search.group_log(asked, candidate.deployment)
-    return run(asked.workload, candidate.deployment, step_model(candidate.deployment), candidate.memory)
+    times = calibrated_step_model(candidate.deployment, asked.calibrations)
+    return run(asked.workload, candidate.deployment, times, candidate.memory)
 
 
 def traffic_statistics(
@@ -277,8 +280,11 @@ def list_profiles() -> list[str]:
     return list(traffic.profile_names())
 
 
-def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
+def _offers(service: Service, gpu: GpuSpec, name: str) -> tuple[GpuOffer, ...]:
     """Prices of a GPU: the user's own where the file has some, else the built-in ones, else none."""
+    if gpu.vendor == DESCRIBED:
+        offer = catalog.device_offer(name, service.price_kind)
+        return () if offer is None else (offer,)
     if service.prices_path is not None:
         own = tuple(
             offer
@@ -295,14 +301,14 @@ def _offers(service: Service, gpu: GpuSpec) -> tuple[GpuOffer, ...]:
 def _input_hashes(service: Service) -> dict[str, str]:
     """Digest of every file that was read, by its path from the service file's folder."""
     folder = service.path.parent
-    files = [service.path, service.traffic.trace, service.prices_path]
+    files = [service.path, service.traffic.trace, service.prices_path, *service.calibration_paths]
+    files += [Path(gpu) for gpu in service.hardware if gpu.endswith(catalog.DEVICE_SUFFIX)]
     files += [Path(model) for model in (*service.models, *service.draft_models) if model.endswith(".json")]
     hashes = {}
     for path in files:
         if path is not None:
             name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
-            with path.open("rb") as file:
-                hashes[name] = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            hashes[name] = digest(path)
     return hashes
 
 
@@ -363,7 +369,8 @@ def _provenance(asked: Search, candidate: Candidate) -> dict[str, Provenance]:
     origins |= {f"GPU {name}": origin for name, origin in deployment.gpu.provenance.items()}
     if candidate.memory is not None:
         origins |= {f"memory {name}": origin for name, origin in candidate.memory.provenance.items()}
-    origins |= {f"step time {name}": origin for name, origin in step_model(deployment).provenance.items()}
+    times = calibrated_step_model(deployment, asked.calibrations)
+    origins |= {f"step time {name}": origin for name, origin in times.provenance.items()}
     for offer in asked.offers.get(deployment.gpu.name, ()):
         if candidate.cost is not None and candidate.cost.price_source.startswith(f"{offer.provider}: "):
             origins[f"price of {offer.num_gpus}"] = offer.provenance
