@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from servewise.effort import cautions
 from servewise.search.bounds import Bounds
 from servewise.search.fleet import Demand, Load
 from servewise.search.shapes import Shape
@@ -104,7 +105,7 @@ def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
     if shape.precision.at_risk:
         low = "unknown" if shape.precision.recovery_pct is None else f"as low as {shape.precision.recovery_pct[0]:.1f}%"
         warnings.append(f"quality at risk: the recovery of this precision may be {low}")
-    return tuple(warnings)
+    return (*warnings, *cautions(shape.deployment.engine))
 
 
 def without_beaten(results: Sequence[Result]) -> list[Result]:

@@ -9,6 +9,7 @@ from typing import Literal
 from servewise.types.assurance import Assurance
 from servewise.types.calibration import Calibration
 from servewise.types.deployment import Deployment, EngineName, Precision, Router
+from servewise.types.effort import Effort, EffortReport, EngineColumns
 from servewise.types.explanation import Explanation
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.model import ModelSpec
@@ -24,7 +25,6 @@ __all__ = [
     "CandidateStatus",
     "Candidates",
     "Cost",
-    "Effort",
     "LoadPoint",
     "Plan",
     "PrecisionChoice",
@@ -32,7 +32,6 @@ __all__ = [
     "best_of_each",
 ]
 
-Effort = Literal["low", "medium", "high"]
 CandidateStatus = Literal["kept", "broken", "infeasible", "dominated", "same_schedule", "not_searched"]
 """``kept``: keeps the promise. ``broken``: no fleet within the budget keeps it. ``infeasible``: cannot run at
 all, or filtered. ``dominated``: proven no better than a kept one. ``same_schedule``: proven
@@ -179,6 +178,8 @@ class Candidate:
     warnings : tuple of str
     assurance : Assurance or None
         For the winner and the cheapest of the frontier, unless the search was interrupted before.
+    effort : EffortReport or None
+        What the deployment asks of a team.
     """
 
     index: int
@@ -195,6 +196,7 @@ class Candidate:
     load_curve: tuple[LoadPoint, ...] = ()
     warnings: tuple[str, ...] = ()
     assurance: Assurance | None = None
+    effort: EffortReport | None = None
 
 
 Candidates = Sequence[Candidate] | Mapping[int, Candidate]
@@ -229,6 +231,8 @@ class Plan:
         What the winner does when one of its replicas fails; None as above, and where all requests come at once.
     autoscaling : Autoscaling or None
         A fleet of the winner's replicas that follows the load; None as above, and where there is nothing to follow.
+    engines : tuple of EngineColumns
+        How each engine that was asked for compares beside its performance.
     """
 
     candidates: tuple[Candidate, ...]
@@ -244,6 +248,7 @@ class Plan:
     explanation: Explanation | None = None
     failure: Failure | None = None
     autoscaling: Autoscaling | None = None
+    engines: tuple[EngineColumns, ...] = ()
 
     @property
     def alternatives(self) -> tuple[int, ...]:
