@@ -12,7 +12,7 @@ from servewise.units import format_duration, format_usd
 __all__ = ["COLUMNS_HEAD", "effort_words", "level_rows", "performance_words", "reason_rows", "report_words"]
 
 COLUMNS_HEAD: Final = ("Engine", "Performance", "Convenience", "Model flexibility", "Hardware dependence")
-NEXT_BEST: Final[Sequence[CandidateStatus]] = ("broken", "dominated", "same_schedule", "not_searched", "infeasible")
+NEXT_BEST: Final[Sequence[CandidateStatus]] = ("dominated", "same_schedule", "broken", "not_searched", "infeasible")
 """Whose reason says most of an engine of which nothing is kept."""
 
 
@@ -24,9 +24,12 @@ def effort_words(effort: EffortReport) -> str:
 
 
 def report_words(report: EffortReport) -> str:
-    """The level with all of its facts; what rests on no source is marked."""
-    texts = (f"{f.text}{' (assumed)' if f.provenance.kind == 'assumed' else ''}" for f in report.facts)
-    return f"{report.level}: {'; '.join(texts)}" if report.facts else "nothing is known"
+    """The level of an engine's column with its graded facts; what rests on no source is marked."""
+    parts = []
+    for fact in report.facts:
+        assumed = "; assumed" if fact.provenance.kind == "assumed" else ""
+        parts.append(f"{fact.aspect.replace('_', ' ')} {fact.grade} ({fact.text}{assumed})")
+    return f"{report.level}: {', '.join(parts)}" if parts else "nothing is known"
 
 
 def performance_words(plan: Plan, engine: EngineName, *, short: bool = False) -> str:
@@ -38,12 +41,13 @@ def performance_words(plan: Plan, engine: EngineName, *, short: bool = False) ->
         if short:
             return f"{figures}, E2E {format_duration(best.latency_s)}"
         return f"{figures} output at load, E2E {format_duration(best.latency_s)}: {words.fleet_words(best)}"
-    if short:
-        return "keeps no promise" if of else "not tried"
     failed = min(of.values(), key=_says_most, default=None)
+    status = "nothing to try" if failed is None else words.STATUS_WORDS[failed.status]
+    if short:
+        return status
     if failed is None:
-        return "nothing to try: no precision of the models that passes the quality floor runs with it on this hardware"
-    return f"{words.STATUS_WORDS[failed.status]}: {failed.reason}"
+        return f"{status}: no precision of the models that passes the quality floor runs with it on this hardware"
+    return f"{status}: {failed.reason}"
 
 
 def _says_most(candidate: Candidate) -> tuple[int, int]:
