@@ -179,9 +179,9 @@ def calibrated_draws(
 ) -> tuple[StepModel, ...]:
     """Step models drawn from what the calibration's runs leave open.
 
-    Beside the parameters' draws, all step times of a model are scaled by what predictions of TPOT of points held out were
-    off by, and what only first tokens wait for (prompts, the way to the engine and back) by what those of TTFT were. Draws
-    come in pairs that mirror each other in these scales.
+    Beside the parameters' draws, all step times of a model are scaled by what predictions of TPOT of points held out
+    were off by, and what only first tokens wait for (prompts, the way to the engine and back) by what those of TTFT
+    were. Draws come in pairs that mirror each other in these scales.
 
     Parameters
     ----------
