@@ -8,13 +8,19 @@ from pathlib import Path
 import numba
 import pytest
 
-from servewise.sim import DISAGGREGATED, not_compiled
+from servewise.sim import driver_name, not_compiled
+from servewise.sim.warm import DRIVERS, sample
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_a_driver_is_compiled_by_what_it_simulates(name: str) -> None:
+    assert driver_name(sample(name)) == name
 
 
 def test_only_what_a_plan_needs_and_is_not_there_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 0)
-    assert not_compiled(["vllm", "tgi", DISAGGREGATED]) == (DISAGGREGATED, "vllm", "tgi")
+    assert not_compiled(["vllm", "tgi", "disaggregated"]) == ("disaggregated", "vllm", "tgi")
     (tmp_path / "kernel").mkdir()
     (tmp_path / "kernel" / "tgi.advance-1.py311.nbi").touch()
     assert not_compiled(["vllm", "tgi"]) == ("vllm",)

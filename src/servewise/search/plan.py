@@ -19,7 +19,7 @@ from servewise.search.operation import autoscaling, failure
 from servewise.search.pricing import price
 from servewise.search.results import Point, Result, without_beaten
 from servewise.search.shapes import Shape, enumerate_shapes
-from servewise.sim import DISAGGREGATED, compile_drivers, not_compiled
+from servewise.sim import compile_drivers, driver_name, not_compiled
 from servewise.types import Candidate, Candidates, Explanation, Plan, Search, best_of_each
 
 __all__ = ["Progress", "plan"]
@@ -187,9 +187,7 @@ def _search_all(
         return best, family.shapes[0].index
 
     waiting.sort(key=promising)
-    kinds = {shape.deployment.engine for shape in shapes if not shape.reason and not shape.deployment.disaggregation}
-    groups = any(shape.deployment.disaggregation and not shape.reason for shape in shapes)
-    missing = not_compiled([*kinds, *([DISAGGREGATED] if groups else [])])
+    missing = not_compiled(driver_name(shape.deployment) for shape in shapes if not shape.reason)
     if missing:
         tell(COMPILING, 0, 1)
         compile_drivers(missing)

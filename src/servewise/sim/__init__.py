@@ -9,10 +9,9 @@ from servewise.sim.outcome import Handover, Outcome, schedulers, to_log
 from servewise.sim.pack import Packed
 from servewise.sim.run import pack_requests, run, simulate, simulate_closed_loop
 from servewise.sim.task import num_ranks
-from servewise.sim.warm import DISAGGREGATED, compile_drivers, not_compiled
+from servewise.sim.warm import compile_drivers, driver_name, not_compiled
 
 __all__ = [
-    "DISAGGREGATED",
     "MAX_PREFIX_AWARE_REPLICAS",
     "ClusterRun",
     "Handover",
@@ -21,6 +20,7 @@ __all__ = [
     "Packed",
     "caches_prefixes",
     "compile_drivers",
+    "driver_name",
     "memory_use",
     "not_compiled",
     "num_ranks",

@@ -1,6 +1,6 @@
 """Compile drivers before they are needed, in processes of their own: numba compiles one function at a time in each.
 
-``python -m servewise.sim.warm ENGINE ...`` simulates a few requests with each engine; compiled code is kept on disk.
+``python -m servewise.sim.warm DRIVER ...`` simulates a few requests with each driver; compiled code is kept on disk.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +19,9 @@ from servewise.kernel import is_compiled
 from servewise.perf import kv_link, memory, step_model
 from servewise.sim.disaggregated import simulate_disaggregated
 from servewise.sim.run import simulate
+from servewise.sim.task import num_ranks
 from servewise.types import (
+    ROLES,
     Deployment,
     Disaggregation,
     EngineName,
@@ -28,32 +30,62 @@ from servewise.types import (
     Parallelism,
     Precision,
     Provenance,
+    Speculation,
     Workload,
 )
 
-__all__ = ["DISAGGREGATED", "compile_drivers", "not_compiled"]
+__all__ = ["compile_drivers", "driver_name", "not_compiled"]
 
-DISAGGREGATED = "disaggregated"
-"""Stands for groups of prefill and decode instances, whatever their engine."""
-DRIVERS: Mapping[str, str] = {
-    DISAGGREGATED: "disaggregated",
+DRIVERS: Mapping[str, EngineName] = {
+    "sglang_ranks": "sglang",
+    "sglang_pipeline": "sglang",
+    "disaggregated": "vllm",
     "sglang": "sglang",
+    "staged_ranks": "vllm",
+    "ranks": "vllm",
+    "pipeline": "vllm",
     "vllm": "vllm",
+    "trtllm_ranks": "tensorrt-llm",
+    "trtllm_pipeline": "tensorrt-llm",
+    "trtllm": "tensorrt-llm",
+    "speculative": "vllm",
+    "llamacpp": "ollama",
+    "tgi": "tgi",
+}
+"""Modules of ``kernel`` and an engine that each is for, those that take longest to compile first."""
+PLAIN: Mapping[EngineName, str] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
     "tensorrt-llm": "trtllm",
     "ollama": "llamacpp",
     "tgi": "tgi",
 }
-"""Module of ``kernel`` by engine, those that take longest to compile first."""
+"""Driver of an engine's replicas without ranks in lock step and without stages."""
 NUM_REQUESTS = 3
 
 
-def not_compiled(names: Sequence[str]) -> tuple[str, ...]:
-    """Which of some engines (or ``DISAGGREGATED``) have no compiled driver yet."""
-    return tuple(name for name, driver in DRIVERS.items() if name in names and not is_compiled(driver))
+def driver_name(deployment: Deployment) -> str:
+    """Module of ``kernel`` that simulates a deployment; not that of a textbook baseline."""
+    if deployment.disaggregation is not None:
+        return "disaggregated"
+    if deployment.speculation is not None:
+        return "speculative"
+    staged, in_step = deployment.parallelism.pipeline_parallel_size > 1, num_ranks(deployment) > 1
+    how = "staged_ranks" if staged and in_step else "pipeline" if staged else "ranks" if in_step else ""
+    plain = PLAIN[deployment.engine]
+    if not how:
+        return plain
+    return how if plain == "vllm" else f"{plain}_{how}"
+
+
+def not_compiled(names: Iterable[str]) -> tuple[str, ...]:
+    """Which of some drivers are not compiled yet."""
+    wanted = set(names)
+    return tuple(name for name in DRIVERS if name in wanted and not is_compiled(name))
 
 
 def compile_drivers(names: Sequence[str]) -> None:
-    """Compile the drivers of some engines, in as many processes as there are cores.
+    """Compile some drivers, in as many processes as there are cores.
 
     Whatever goes wrong is not reported: what is not compiled then is compiled, or fails, when it is needed.
     """
@@ -63,7 +95,7 @@ def compile_drivers(names: Sequence[str]) -> None:
     turns = [*range(num_processes), *reversed(range(num_processes))]
     shares = [[name for i, name in enumerate(ordered) if turns[i % len(turns)] == k] for k in range(num_processes)]
     running = [
-        subprocess.Popen(  # noqa: S603 (the interpreter that runs this, with names of engines)
+        subprocess.Popen(  # noqa: S603 (the interpreter that runs this, with names of drivers)
             [sys.executable, "-m", "servewise.sim.warm", *share],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -79,26 +111,46 @@ def compile_drivers(names: Sequence[str]) -> None:
             process.terminate()
 
 
-def _simulate_with(name: str) -> None:
-    """Run a few requests through an engine's driver."""
-    model, gpu = get_model("meta-llama/Llama-3.1-8B-Instruct"), get_gpu("H100-SXM-80GB")
-    params: dict[str, tuple[EngineName, str, EngineParams]] = {
-        "vllm": ("vllm", v := vllm.default_version(), vllm.default_params(v, gpu, model)),
-        "sglang": ("sglang", v := sglang.default_version(), sglang.default_params(v, gpu, model)),
-        "tensorrt-llm": ("tensorrt-llm", v := trtllm.default_version(), trtllm.default_params(v, gpu, model)),
-        "tgi": ("tgi", v := tgi.default_version(), tgi.default_params(v, gpu, model)),
-        "ollama": ("ollama", v := ollama.default_version(), ollama.default_params(v, gpu, model)),
+def sample(name: str) -> Deployment:
+    """A deployment that a driver simulates."""
+    engine = DRIVERS[name]
+    staged, in_step = name.endswith("pipeline") or name == "staged_ranks", name.endswith("ranks")
+    spread = Parallelism(
+        pipeline_parallel_size=1 + staged, data_parallel_size=1 + in_step, expert_parallel_size=1 + in_step
+    )
+    model = get_model("Qwen/Qwen3-30B-A3B" if in_step else "meta-llama/Llama-3.1-8B-Instruct")
+    gpu = get_gpu("H100-SXM-80GB")
+    found: dict[str, Callable[[], tuple[str, EngineParams]]] = {
+        "vllm": lambda: (v := vllm.default_version(), vllm.default_params(v, gpu, model)),
+        "sglang": lambda: (v := sglang.default_version(), sglang.default_params(v, gpu, model, spread)),
+        "tensorrt-llm": lambda: (v := trtllm.default_version(), trtllm.default_params(v, gpu, model, spread)),
+        "tgi": lambda: (v := tgi.default_version(), tgi.default_params(v, gpu, model)),
+        "ollama": lambda: (v := ollama.default_version(), ollama.default_params(v, gpu, model)),
     }
-    engine, version, knobs = params["vllm" if name == DISAGGREGATED else name]
+    version, params = found[engine]()
     deployment = Deployment(
         model=model,
         gpu=gpu,
         engine=engine,
         engine_version=version,
         precision=Precision(weights="q4_k_m" if engine == "ollama" else "bf16"),
-        parallelism=Parallelism(),
-        params=knobs,
+        parallelism=spread,
+        params=params,
     )
+    if name == "speculative":
+        return replace(
+            deployment, speculation=Speculation(method="ngram", num_speculative_tokens=2, acceptance=(0.5, 0.5))
+        )
+    if name == "disaggregated":
+        pool = InstancePool(gpu=gpu, parallelism=spread, params=params, num_instances=1)
+        group = Disaggregation(prefill=pool, decode=pool, link=kv_link(deployment, deployment, 1, 1))
+        return replace(deployment, disaggregation=group)
+    return deployment
+
+
+def _simulate_with(name: str) -> None:
+    """Run a few requests through a driver."""
+    deployment = sample(name)
     ones = np.ones(NUM_REQUESTS, np.int64)
     workload = Workload(
         name="warm-up",
@@ -111,17 +163,15 @@ def _simulate_with(name: str) -> None:
         session=None,
         provenance=Provenance(kind="assumed", source="assumed: made up to compile the simulator"),
     )
-    times, report = step_model(deployment), memory(deployment)
-    if name != DISAGGREGATED:
-        simulate(workload, deployment, times, report)
+    if deployment.disaggregation is None:
+        simulate(workload, deployment, step_model(deployment), memory(deployment))
         return
-    pool = InstancePool(gpu=gpu, parallelism=Parallelism(), params=knobs, num_instances=1)
-    group = Disaggregation(prefill=pool, decode=pool, link=kv_link(deployment, deployment, 1, 1))
+    pools = {role: deployment.pool(role) for role in ROLES}
     simulate_disaggregated(
         workload,
-        replace(deployment, disaggregation=group),
-        {"prefill": times, "decode": times},
-        {"prefill": report, "decode": report},
+        deployment,
+        {role: step_model(pool) for role, pool in pools.items()},
+        {role: memory(pool) for role, pool in pools.items()},
     )
 
 
