@@ -78,7 +78,8 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
     if winner.quality_recovery_pct is not None:
         low, typical, high = winner.quality_recovery_pct
         risk = "; at risk" if words.at_risk(winner) else ""
-        rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{risk}"))
+        basis = f" ({winner.quality_basis})" if winner.quality_basis else ""
+        rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{basis}{risk}"))
     rows.append(("limited by", winner.limited_by or "-"))
     if report.plan.failure is not None:
         rows.append(("failure", failure_words(report.plan.failure, winner.deployment)))

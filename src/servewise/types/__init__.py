@@ -79,6 +79,7 @@ from servewise.types.plan import (
     Plan,
     PrecisionChoice,
     Search,
+    TaskKind,
     best_of_each,
 )
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
@@ -189,6 +190,7 @@ __all__ = [
     "Summary",
     "Sweep",
     "SweepPoint",
+    "TaskKind",
     "TgiParams",
     "Timeline",
     "Tool",
