@@ -129,7 +129,7 @@ def measured(
         When the client did not keep up.
     """
     runs: dict[Point, list[MeasuredRun]] = defaultdict(list)
-    with Target(url=server.url).open() as session:
+    with Target(url=server.url, temperature=0.0).open() as session:
         session.run(_point(4, SHORT).spec(), name="warm-up", seed=0)
         for number in range(num_rounds):
             for index in np.random.default_rng(number).permutation(len(points)):

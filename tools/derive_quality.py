@@ -1,13 +1,16 @@
-"""Derive ``data/quality/recovery.csv``: how much of the bf16 score each precision keeps, by model size.
+"""Derive ``data/quality/recovery.csv``: how much of its score a model keeps, by precision, task kind and size.
 
-Run it on the collection of published accuracy results (see docs/catalog.md)::
+Run it on the collection of published accuracy results (see docs/quality.md)::
 
     python tools/derive_quality.py ../shared/data/quality.csv
 
+The results of ``tools/data/quality_published.csv`` are added to it.
+
 What counts: accuracy benchmarks whose baseline is at least 40%, well above chance. What does not: perplexity
-and divergence, averages of tasks that are listed one by one, GPQA-Diamond (198 questions: +-7 points of
-noise), CI references equal to their baseline to the last digit (copied, not measured), recoveries above 105%
-(the baseline was measured in another way), and plain rounding to 4-bit integers.
+and divergence, averages of tasks that are listed one by one, HumanEval+ and MBPP+ (the answers of HumanEval and
+MBPP under more tests), one run of AIME (30 questions) or GPQA-Diamond (198: +-7 points of noise), CI references
+equal to their baseline to the last digit (copied, not measured), recoveries above 105% (the baseline was measured
+in another way), and plain rounding to 4-bit integers.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-OUT = Path(__file__).resolve().parents[1] / "src" / "servewise" / "data" / "quality" / "recovery.csv"
+ROOT = Path(__file__).resolve().parents[1]
+OUT = ROOT / "src" / "servewise" / "data" / "quality" / "recovery.csv"
+PUBLISHED = ROOT / "tools" / "data" / "quality_published.csv"
 COLUMNS = ("entity", "field", "value", "unit", "kind", "source", "accessed", "note")
-ACCESSED = "2026-11-29"
+ACCESSED = "2026-11-30"
 
 SCHEMES = {
     "fp8": (
@@ -31,10 +36,11 @@ SCHEMES = {
         "FP8 W8A8 channelwise dynamic",
         "FP8_PER_CHANNEL_PER_TOKEN",
         "FP8 FBGEMM nonuniform",
+        "FP8-dynamic",
     ),
     "fp8+kv-fp8": ("FP8+kvFP8", "FP8 + kv fp8"),
-    "fp8_block": ("FP8_BLOCK RTN", "FP8_BLOCK Tuning", "FP8_BLOCK_SCALES"),
-    "int8": ("INT8-SQ", "INT8 W8A8", "INT8 W8A8 asym"),
+    "fp8_block": ("FP8_BLOCK RTN", "FP8_BLOCK Tuning", "FP8_BLOCK_SCALES", "FP8-block"),
+    "int8": ("INT8-SQ", "INT8 W8A8", "INT8 W8A8 asym", "w8a8"),
     "int4": (
         "AWQ (W4A16)",
         "GPTQ-Int4 (W4A16)",
@@ -42,6 +48,7 @@ SCHEMES = {
         "INT4 AWQ (W4A16)",
         "INT4 AWQ (ONNX)",
         "Pure INT4 AWQ-MO",
+        "w4a16",
     ),
     "nvfp4": (
         "NVFP4",
@@ -54,8 +61,25 @@ SCHEMES = {
     ),
     "nvfp4+kv-fp8": ("NVFP4+kvFP8",),
     "mxfp4": ("MXFP4 W4A4 AutoRound", "MXFP4 W4A4 AutoRound+alg_ext"),
+    "q8_0": ("Q8_0",),
+    "q4_k_m": ("Q4_K_M", "GGUF q4_k_m (AutoRound)"),
 }
 SCHEME_OF = {name: scheme for scheme, names in SCHEMES.items() for name in names}
+
+TASKS = {
+    "code": ("humaneval", "mbpp", "livecodebench", "swe"),
+    "long-context": ("ruler",),
+    "chat": ("ifeval", "arena hard"),
+    "math": ("gsm8k", "math", "aime", "gpqa", "bbh", "musr"),
+    "knowledge": (
+        *("mmlu", "arc", "hellaswag", "winogrande", "truthfulqa", "piqa", "boolq", "openbookqa", "lambada"),
+        *("c-eval", "cmmlu"),
+    ),
+}
+"""Task kinds and parts of the names of their benchmarks; the first that fits."""
+
+MIXED = ("average", "openllm")
+"""Averages over several kinds: they count where all kinds are taken together."""
 
 SIZES_B = {
     "DeepSeek-V3-Lite": 16,
@@ -98,21 +122,47 @@ def size_class(model: str) -> str:
     return "large" if size >= LARGE_FROM_B else "medium"
 
 
-def is_accuracy(benchmark: str) -> bool:
-    """Whether a benchmark's score is an accuracy that is not counted twice."""
-    skipped = ("lower better", "loss", "same top", "GPQA", "Avg.", "Average", "avg(MMLU,C-Eval,IFEval)")
-    return not any(part in benchmark for part in skipped)
+def task_of(benchmark: str) -> str | None:
+    """Task kind of a benchmark; None for an average over several kinds."""
+    name = benchmark.lower()
+    if any(part in name for part in MIXED):
+        return None
+    for task, parts in TASKS.items():
+        if any(part in name for part in parts):
+            return task
+    raise SystemExit(f"no task kind known for {benchmark!r}: add it to TASKS")
+
+
+def is_accuracy(row: dict[str, str]) -> bool:
+    """Whether a benchmark's score is an accuracy, of enough answers, that is not counted twice."""
+    benchmark = row["benchmark"]
+    skipped = ("lower better", "loss", "same top", "Avg.", "avg(MMLU,C-Eval,IFEval)", "HumanEval+", "MBPP+")
+    if any(part in benchmark for part in skipped):
+        return False
+    return not any(part in benchmark for part in ("AIME", "GPQA-Diamond")) or "runs" in row["note"]
 
 
 def counts(row: dict[str, str]) -> bool:
     """Whether a result says something about its scheme."""
-    if row["scheme"] not in SCHEME_OF or not is_accuracy(row["benchmark"]) or not row["recovery_pct"]:
+    if row["scheme"] not in SCHEME_OF or not is_accuracy(row) or not row["recovery_pct"]:
         return False
     baseline = float(row["baseline"])
     if baseline < 1.5:
         baseline *= 100
     copied = "TensorRT-LLM" in row["source"] and row["baseline"] == row["quantized"]
     return baseline >= MIN_BASELINE_PCT and float(row["recovery_pct"]) <= MAX_RECOVERY_PCT and not copied
+
+
+def model_key(model: str) -> str:
+    """One name for the spellings of a model."""
+    return re.sub(r"[^a-z0-9]", "", model.rsplit("/", 1)[-1].lower()).removeprefix("meta")
+
+
+def publisher(source: str) -> str:
+    """What the table names as the source: the cards of one publisher are one."""
+    if source.startswith("https://huggingface.co/RedHatAI/"):
+        return "Red Hat AI model cards on huggingface.co (tools/data/quality_published.csv)"
+    return source
 
 
 def percentile(values: list[float], q: float) -> float:
@@ -126,31 +176,36 @@ def percentile(values: list[float], q: float) -> float:
 
 def derive(rows: list[dict[str, str]]) -> list[tuple[str, ...]]:
     """Rows of the table: p10, median and p90 of the recovery, clipped at 100%."""
-    groups: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in filter(counts, rows):
-        result = (float(row["recovery_pct"]), row["source"])
-        scheme = SCHEME_OF[row["scheme"]]
-        for name in (size_class(row["model"]), "any"):
-            groups[scheme, name].append(result)
+        scheme, size, task = SCHEME_OF[row["scheme"]], size_class(row["model"]), task_of(row["benchmark"])
+        for kind in ("any",) if task is None else (task, "any"):
+            for name in (size, "any"):
+                groups[f"{scheme}/{kind}/{name}"].append(row)
     table: list[tuple[str, ...]] = []
-    for (scheme, name), results in sorted(groups.items()):
-        if len(results) < MIN_RESULTS and name != "any":
+    for entity, results in sorted(groups.items()):
+        if len(results) < MIN_RESULTS and not entity.endswith("/any/any"):
             continue
-        values = [value for value, _ in results]
-        source = "; ".join(sorted({source for _, source in results}))
-        for field, q in (("low", 0.1), ("typical", 0.5), ("high", 0.9)):
+        values = [float(row["recovery_pct"]) for row in results]
+        source = "; ".join(sorted({publisher(row["source"]) for row in results}))
+        for field, q, name in (("low", 0.1, "p10"), ("typical", 0.5, "median"), ("high", 0.9, "p90")):
             value = f"{min(100.0, percentile(values, q)):.2f}"
-            note = f"{'p10' if q == 0.1 else 'median' if q == 0.5 else 'p90'}; 100 is the ceiling"
-            table.append((f"{scheme}/{name}", field, value, "%", "derived", source, ACCESSED, note))
-        table.append((f"{scheme}/{name}", "num_results", str(len(results)), "results", "derived", source, ACCESSED, ""))
+            table.append((entity, field, value, "%", "derived", source, ACCESSED, f"{name}; 100 is the ceiling"))
+        num_models = len({model_key(row["model"]) for row in results})
+        for field, unit, count in (("num_results", "results", len(results)), ("num_models", "models", num_models)):
+            table.append((entity, field, str(count), unit, "derived", source, ACCESSED, ""))
     return table
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Results of a collection; the shared one calls the last column ``notes``."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        return [{"note": row.get("notes", "")} | row for row in csv.DictReader(stream)]
 
 
 def main() -> None:
     """Write the table."""
-    with Path(sys.argv[1]).open(newline="", encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    table = derive(rows)
+    table = derive(read(Path(sys.argv[1])) + read(PUBLISHED))
     OUT.parent.mkdir(parents=True, exist_ok=True)
     with OUT.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from servewise import api
+from servewise.api import planning
 from servewise.store import plan_from_json
 
 CODE = """
@@ -52,7 +53,7 @@ def test_ctrl_c_in_mid_search_keeps_what_was_found(write_service: Callable[..., 
     assert (code, out) == (130, "")
     (folder,) = (tmp_path / "runs").iterdir()
     assert err == f"error: interrupted; what was found until then is in {folder}\n"
-    assert {path.name for path in folder.iterdir()} == {"plan.json", "plan.html"}
+    assert {path.name for path in folder.iterdir()} == {"plan.json", "plan.html", "workload.json", "workload.parquet"}
     document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     found, _ = plan_from_json(document)
     assert document["complete"] is False
@@ -89,7 +90,7 @@ def test_ctrl_c_before_the_search_leaves_nothing(
     def interrupt(_source: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api.traffic, "load", interrupt)
+    monkeypatch.setattr(planning.traffic, "load", interrupt)
     with pytest.raises(KeyboardInterrupt):
         api.plan(api.load_service(write_service()), out_dir=tmp_path / "runs")
     assert {path.name for path in tmp_path.iterdir()} == {"service.yaml"}

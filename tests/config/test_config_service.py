@@ -85,11 +85,16 @@ def test_every_example_loads(path: Path) -> None:
     assert load_service(path).engines
 
 
+def test_kinds_of_task_of_the_quality_floor(tmp_path: Path) -> None:
+    assert load_service(write(tmp_path, quality="{tasks: [math, code]}")).quality_tasks == ("math", "code")
+    assert load_service(write(tmp_path, quality="{tasks: long-context}")).quality_tasks == ("long-context",)
+
+
 def test_defaults_are_the_documented_ones(tmp_path: Path) -> None:
     service = load_service(write(tmp_path))
     assert service.name == "service"
     assert service.promise == Promise(ttft_s=1.0, attainment=0.99)
-    assert service.min_recovery_pct == 99
+    assert (service.min_recovery_pct, service.quality_tasks) == (99, ())
     assert (service.max_effort, service.router, service.price_kind) == ("medium", "round_robin", "on_demand")
     assert service.engines == ("vllm", "sglang", "tensorrt-llm", "tgi", "ollama")
     assert service.budget == Budget()
@@ -272,6 +277,12 @@ def test_a_drafter_has_one_rate_for_each_position_or_one_for_all(tmp_path: Path)
             {"quality": "{min_recovery_pct: 101}"},
             "5: quality.min_recovery_pct: 101 is out of range; it must be <= 100",
         ),
+        (
+            {"quality": "{tasks: [code, maths]}"},
+            "5: quality.tasks.1: 'maths' is not one of knowledge, math, code, long-context, chat; did you mean math?",
+        ),
+        ({"quality": "{tasks: [code, code]}"}, "5: quality.tasks: 'code' is listed twice"),
+        ({"quality": "{task: code}"}, "5: quality.task: unknown key; did you mean tasks?"),
         (
             {"operations": "{max_effort: hihg}"},
             "5: operations.max_effort: 'hihg' is not one of low, medium, high; did you mean high?",

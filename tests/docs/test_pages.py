@@ -32,9 +32,10 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Anchors of a page's headings."""
+    """Anchors of a page's headings, and those that stand before one, as ``(name)=``."""
     headings = re.findall(r"^#+ +(.*)$", prose(page), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    named = re.findall(r"^\(([\w-]+)\)=$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings} | {*named}
 
 
 def test_every_page_is_in_one_table_of_contents() -> None:

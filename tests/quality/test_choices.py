@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from servewise.catalog import get_gpu, get_model, supported_precisions
+from servewise.catalog import get_gpu, get_model, read_facts, supported_precisions
 from servewise.errors import InputError
 from servewise.quality import expected_recovery, precision_choices, recovery, size_class
 from servewise.types import ModelSpec, Precision, PrecisionChoice
@@ -33,17 +33,61 @@ def test_the_published_checkpoint_is_always_a_choice(model: str) -> None:
 
 def test_floor_of_the_example() -> None:
     found = choose("llama-3.1-70b", 99.0)
-    assert {"bf16/bf16", "fp8/bf16", "fp8/fp8", "int4/bf16"} <= names(found)
-    assert not {"int8/bf16", "nvfp4/bf16"} & names(found)
-    risk = {f"{c.precision.weights}/{c.precision.kv}": c.at_risk for c in found}
-    assert not risk["fp8/bf16"]
-    assert risk["int4/bf16"]
+    assert {"bf16/bf16", "fp8/bf16", "fp8/fp8", "int8/bf16", "int4/bf16"} <= names(found)
+    assert "nvfp4/bf16" not in names(choose("llama-3.1-70b", 99.0, B200))
+    assert {f"{c.precision.weights}/{c.precision.kv}" for c in found if not c.at_risk} == {"bf16/bf16"}
+    assert not next(c for c in choose("llama-3.1-70b", 98.5) if c.precision == Precision(weights="fp8")).at_risk
+
+
+def test_a_named_task_drops_what_falls_below_in_it_alone() -> None:
+    assert {"int4/bf16"} <= names(choose("llama-3.1-70b", 99.0))
+    found = precision_choices(get_model("llama-3.1-70b"), H100, 99.0, ("math", "code"))
+    assert "int4/bf16" not in names(found)
+    assert "int4/bf16" in names(precision_choices(get_model("llama-3.1-70b"), H100, 99.0, ("math",)))
+    for choice in precision_choices(get_model("llama-3.1-70b"), H100, 90.0, ("math", "code")):
+        alone = [expected_recovery(get_model("llama-3.1-70b"), choice.precision, task) for task in ("math", "code")]
+        assert choice.recovery_pct == min(r.pct for r in alone if r is not None)
+
+
+def test_a_choice_says_what_it_rests_on() -> None:
+    (choice,) = precision_choices(get_model("llama-3.1-70b"), (Precision(weights="int4"),), 90.0, ("code",))
+    facts = read_facts("quality/recovery.csv")["int4/code/any"]
+    models = facts["num_models"].value
+    assert choice.basis == f"code: {facts['num_results'].value} results of {models} models of all sizes"
+    assert choice.recovery_pct == tuple(float(facts[f].value) for f in ("low", "typical", "high"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "cell"),
+    [
+        ((), "int4/math/large"),
+        (("int4/math/large",), "int4/math/any"),
+        (("int4/math/large", "int4/math/any"), "int4/any/large"),
+        (("int4/math/large", "int4/math/any", "int4/any/large"), "int4/any/any"),
+    ],
+)
+def test_the_finest_cell_with_enough_results_is_taken(
+    monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...], cell: str
+) -> None:
+    table = {name: facts for name, facts in read_facts("quality/recovery.csv").items() if name not in missing}
+    monkeypatch.setattr(recovery, "read_facts", lambda _name: table)
+    found = recovery.published("int4", "math", "large")
+    assert found is not None
+    assert found.pct[1] == float(table[cell]["typical"].value)
+    assert found.is_estimate == ("/math/" not in cell)
+    assert ("too few of math" in found.basis) == ("/math/" not in cell)
+
+
+def test_one_model_is_not_enough_to_be_sure() -> None:
+    (choice,) = precision_choices(get_model("llama-3.1-70b"), (Precision(weights="fp8"),), 90.0, ("long-context",))
+    assert "1 large model" in choice.basis
+    assert choice.at_risk
 
 
 def test_small_models_lose_more() -> None:
-    assert "int4/bf16" in names(choose("llama-3.1-70b", 97.0))
-    assert "int4/bf16" not in names(choose("llama-3.1-8b", 97.0))
-    assert "int4/bf16" not in names(choose("llama-3.2-1b", 95.0))
+    assert "int4/bf16" in names(choose("llama-3.1-70b", 99.0))
+    assert "int4/bf16" not in names(choose("llama-3.1-8b", 99.0))
+    assert "int4/bf16" not in names(choose("llama-3.2-1b", 96.0))
     assert [size_class(get_model(m)) for m in ("llama-3.2-1b", "llama-3.1-8b", "qwen3-32b")] == [
         "small",
         "medium",
@@ -100,7 +144,7 @@ def test_a_measured_combination_is_taken_as_measured() -> None:
 
 
 def test_unknown_scheme_has_no_number_and_is_at_risk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "published", lambda _scheme, _size: None)
+    monkeypatch.setattr(recovery, "published", lambda _scheme, _task, _size: None)
     choices = choose("llama-3.1-8b", 99.0, (Precision(weights="fp8"), Precision(kv="fp8")))
     assert [(c.recovery_pct, c.at_risk) for c in choices] == [(None, True), (None, True)]
     assert all("no published result" in c.source for c in choices)

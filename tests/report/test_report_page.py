@@ -173,7 +173,7 @@ def test_quality_at_risk_is_marked_and_explained() -> None:
     html = plan_html(fake_plan.report(dataclasses.replace(plan, candidates=candidates)))
     assert "fp8/bf16!</td>" in table_after(html, "What keeps the promise")
     assert f"! fp8/bf16: {risk}</p>" in html
-    assert "of the bf16 score expected; at risk" in html
+    assert "of the bf16 score expected; all tasks: 79 results of 13 large models; at risk" in html
 
 
 def test_an_interrupted_search_says_so() -> None:

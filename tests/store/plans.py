@@ -238,6 +238,7 @@ PLAN = Plan(
             cost=COST,
             latency_s=2.5,
             quality_recovery_pct=(98.0, 99.5, 100.0),
+            quality_basis="math: 20 results of 8 large models",
             on_frontier=True,
             limited_by="memory bandwidth",
             load_curve=(POINT,),

@@ -1,23 +1,32 @@
-"""The public verbs. The command line and the local page call these and nothing else."""
+"""The public verbs. The command line and the local page call these and nothing else.
 
-from servewise.api.endpoint import VerifyResult, calibrate, calibration_document, planned_deployment, verify
-from servewise.api.planning import (
-    PlanResult,
-    compare,
-    describe_traffic,
-    list_gpus,
-    list_models,
-    list_profiles,
-    plan,
-    replay,
-    resolve,
-    simulate,
-    traffic_statistics,
-)
-from servewise.config import load_service, named_deployment
-from servewise.measure.files import compare_runs, export_run, import_runs
-from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
-from servewise.measure.spec import LoadSpec
+A verb's module is imported when the verb is asked for: measuring needs neither the simulator nor the search.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from servewise.api.endpoint import VerifyResult, calibrate, calibration_document, planned_deployment, verify
+    from servewise.api.planning import (
+        PlanResult,
+        compare,
+        describe_traffic,
+        list_gpus,
+        list_models,
+        list_profiles,
+        plan,
+        replay,
+        resolve,
+        simulate,
+        traffic_statistics,
+    )
+    from servewise.config import load_service, named_deployment
+    from servewise.measure.files import compare_runs, export_run, import_runs
+    from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
+    from servewise.measure.spec import LoadSpec
 
 __all__ = [
     "LoadSpec",
@@ -49,3 +58,51 @@ __all__ = [
     "traffic_statistics",
     "verify",
 ]
+
+_MODULES = {
+    "servewise.api.endpoint": (
+        "VerifyResult",
+        "calibrate",
+        "calibration_document",
+        "planned_deployment",
+        "verify",
+    ),
+    "servewise.api.planning": (
+        "PlanResult",
+        "compare",
+        "describe_traffic",
+        "list_gpus",
+        "list_models",
+        "list_profiles",
+        "plan",
+        "replay",
+        "resolve",
+        "simulate",
+        "traffic_statistics",
+    ),
+    "servewise.config": (
+        "load_service",
+        "named_deployment",
+    ),
+    "servewise.measure.files": (
+        "compare_runs",
+        "export_run",
+        "import_runs",
+    ),
+    "servewise.measure.job": (
+        "MeasureResult",
+        "SweepResult",
+        "Target",
+        "find_max",
+        "measure",
+        "measure_loads",
+    ),
+    "servewise.measure.spec": ("LoadSpec",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -156,12 +156,15 @@ def resolve(service: Service) -> Search:
             p for engine in service.engines for gpu in gpus for p in catalog.supported_precisions(gpu, engine)
         )
     )
-    precisions = {m.name: quality.precision_choices(m, runnable, service.min_recovery_pct) for m in models}
+    precisions = {
+        m.name: quality.precision_choices(m, runnable, service.min_recovery_pct, service.quality_tasks) for m in models
+    }
+    kinds = " in " + " and ".join(service.quality_tasks) if service.quality_tasks else ""
     for name, choices in precisions.items():
         if not choices:
             raise InputError(
                 f"no precision of {name} that {', '.join(g.name for g in gpus)} can run keeps "
-                f"{service.min_recovery_pct:g}% of its score; lower quality.min_recovery_pct or add hardware"
+                f"{service.min_recovery_pct:g}% of its score{kinds}; lower quality.min_recovery_pct or add hardware"
             )
     return Search(
         workload=workload,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,8 +77,6 @@ class Fit:
     correction : StepCorrection
     free : tuple of Parameter
         Those that were fitted.
-    at : float64 array, shape (num_free,)
-        Their values, in units.
     seen : tuple of Observed
         The runs, with deviations that the requests' lengths do not explain.
     kept : mapping of str to str
@@ -88,19 +86,12 @@ class Fit:
 
     correction: StepCorrection
     free: tuple[Parameter, ...]
-    at: Array
     seen: tuple[Observed, ...]
     kept: Mapping[str, str]
     draws: Array
 
 
-def fit(
-    served: Served,
-    seen: Sequence[Observed],
-    parameters: Sequence[Parameter],
-    base: StepCorrection,
-    told: Callable[[], None] = lambda: None,
-) -> Fit:
+def fit(served: Served, seen: Sequence[Observed], parameters: Sequence[Parameter], base: StepCorrection) -> Fit:
     """Fit the parameters that the runs can tell.
 
     Parameters
@@ -110,8 +101,6 @@ def fit(
     parameters : sequence of Parameter
     base : StepCorrection
         Of what is not fitted.
-    told : callable
-        Called after each simulation of all runs.
 
     Returns
     -------
@@ -125,12 +114,12 @@ def fit(
     nearly as open as it was believed to be stays at that, the most open first, and the rest is fitted again.
     """
     free = list(parameters)
-    problem = Problem(served=served, seen=seen, free=tuple(free), base=base, told=told)
+    problem = Problem(served=served, seen=seen, free=tuple(free), base=base)
     at = problem.solved_from_afar()
     seen = problem.paired(at)
     kept: dict[str, str] = {}
     while True:
-        problem = Problem(served=served, seen=seen, free=tuple(free), base=base, told=told)
+        problem = Problem(served=served, seen=seen, free=tuple(free), base=base)
         at = problem.solved(at)
         deviations = problem.gain(at).deviations
         ratio = [0.0 if p.essential else float(sd / p.prior_sd) for p, sd in zip(free, deviations, strict=True)]
@@ -148,7 +137,6 @@ def fit(
         correction=found,
         free=tuple(free),
         seen=tuple(seen),
-        at=at,
         kept=kept,
         draws=np.array([everything.row(x) for x in draws]),
     )
@@ -157,7 +145,7 @@ def fit(
 def refitted(served: Served, known: Fit, load: str, base: StepCorrection) -> StepCorrection:
     """Fit the same parameters to the runs of all load points but one."""
     others = [one for one in known.seen if one.run.load != load]
-    problem = Problem(served=served, seen=others, free=known.free, base=base, told=lambda: None)
+    problem = Problem(served=served, seen=others, free=known.free, base=base)
     return problem.correction(problem.solved_from_afar())
 
 
@@ -179,7 +167,6 @@ class Problem:
     seen: Sequence[Observed]
     free: tuple[Parameter, ...]
     base: StepCorrection
-    told: Callable[[], None]
 
     def correction(self, at: Array) -> StepCorrection:
         """The parameters as a correction."""
@@ -194,9 +181,7 @@ class Problem:
     def predicted(self, at: Array) -> Array:
         """Statistics of all runs, simulated, as logarithms."""
         by = self.correction(at)
-        logs = [log_statistics(one, self.served.simulated(one.run, by)) for one in self.seen]
-        self.told()
-        return np.concatenate(logs)
+        return np.concatenate([log_statistics(one, self.served.simulated(one.run, by)) for one in self.seen])
 
     @property
     def measured(self) -> Array:

@@ -61,6 +61,11 @@ _positive = click.FloatRange(min=0, min_open=True)
 @click.option("--model", help="The model, when the server has several.")
 @click.option("--api", "api_name", type=click.Choice(APIS), help="How to ask.  [default: what the server is known for]")
 @click.option("--no-stream", is_flag=True, help="Ask for answers in one piece: only E2E is measured.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 10),
+    help="Temperature of sampling to ask for; 0 is greedy.  [default: the server's own]",
+)
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes to send from.")
 @click.option("--ray", metavar="ADDRESS", help="Send from the machines of a Ray cluster (needs servewise[ray]).")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of arrivals, lengths and words.  [default: a new one]")
@@ -98,6 +103,7 @@ def measure(ctx: click.Context, /, url: str, **asked: Any) -> None:
         api=asked["api_name"],
         key_env=asked["key_env"],
         stream=not asked["no_stream"],
+        temperature=asked["temperature"],
         workers=asked["workers"],
         ray_address=asked["ray"],
     )

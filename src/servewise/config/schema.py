@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from servewise.config.check import Section
 from servewise.config.traffic import TrafficSection
-from servewise.types import Router, SpeculationMethod
+from servewise.types import Router, SpeculationMethod, TaskKind
 
 __all__ = [
     "BudgetSection",
@@ -76,9 +76,12 @@ class PromiseSection(Section):
 
 
 class QualitySection(Section):
-    """Question 2: how much of the bf16 model's score must be kept."""
+    """Question 2: how much of the bf16 model's score must be kept, and on which kinds of task."""
 
     min_recovery_pct: Annotated[float, Field(ge=0, le=100), AfterValidator(_recovery)] = 99.0
+    tasks: Annotated[list[TaskKind], BeforeValidator(_one_or_many), AfterValidator(_unique)] = Field(
+        default_factory=list
+    )
 
 
 class OperationsSection(Section):

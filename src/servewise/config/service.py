@@ -27,6 +27,7 @@ from servewise.types import (
     Promise,
     Router,
     Speculation,
+    TaskKind,
     chain_acceptance,
 )
 
@@ -51,6 +52,8 @@ class Service:
     promise : Promise
     min_recovery_pct : float [%]
         Least share of the bf16 score that a precision must keep.
+    quality_tasks : tuple of TaskKind
+        Kinds of task that must each keep it; empty: all kinds taken together.
     max_effort : Effort
     router : Router
     price_kind : PriceKind
@@ -75,6 +78,7 @@ class Service:
     traffic: TrafficSource
     promise: Promise
     min_recovery_pct: float
+    quality_tasks: tuple[TaskKind, ...]
     max_effort: Effort
     router: Router
     price_kind: PriceKind
@@ -114,6 +118,7 @@ def load_service(path: Path | str) -> Service:
         traffic=traffic_source(document, section.traffic),
         promise=_promise(document, section.promise),
         min_recovery_pct=section.quality.min_recovery_pct,
+        quality_tasks=tuple(section.quality.tasks),
         max_effort=section.operations.max_effort,
         router=section.operations.router,
         price_kind=section.operations.price_kind,

@@ -64,8 +64,8 @@ def request_document(
         if endpoint.stream:
             document["stream_options"] = {"include_usage": True}
         forced = FORCED.get(endpoint.engine, ()) if force else ()
-        if endpoint.engine != "unknown":
-            document["temperature"] = 0
+        if endpoint.temperature is not None:
+            document["temperature"] = endpoint.temperature
         if "ignore_eos" in forced:
             document["ignore_eos"] = True
         if "min_tokens" in forced:
@@ -73,12 +73,16 @@ def request_document(
     elif endpoint.api == "tgi-generate":
         # the path says whether it streams; details hold the token counts
         document = {"inputs": text, "parameters": {"max_new_tokens": max_tokens, "details": True}}
+        if endpoint.temperature:  # 0 is refused; greedy is what it does without
+            document["parameters"]["temperature"] = endpoint.temperature
     else:
         if is_chat(endpoint.api):
             document["messages"] = list(messages)
         else:
             document |= {"prompt": text, "raw": True}
-        document["options"] = {"num_predict": max_tokens, "temperature": 0}
+        document["options"] = {"num_predict": max_tokens}
+        if endpoint.temperature is not None:
+            document["options"]["temperature"] = endpoint.temperature
     return document
 
 

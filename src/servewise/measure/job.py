@@ -46,6 +46,8 @@ class Target:
         Environment variable that holds the key; no key is sent without it.
     stream : bool
         False asks for answers in one piece: E2E alone is measured.
+    temperature : float or None
+        Of sampling; None leaves the server's own, which is what its other clients get.
     workers : int
         Processes that share the load.
     ray_address : str or None
@@ -62,6 +64,7 @@ class Target:
     api: Api | None = None
     key_env: str | None = None
     stream: bool = True
+    temperature: float | None = None
     workers: int = 1
     ray_address: str | None = None
 
@@ -91,6 +94,7 @@ class Target:
             api=self.api or API_OF_PATH.get(path_of(self.url)),
             api_key=api_key(self.key_env),
             stream=self.stream,
+            temperature=self.temperature,
             workers=self.workers,
             ray_address=self.ray_address,
         )

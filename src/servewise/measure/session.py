@@ -63,6 +63,7 @@ class Session:
         api: Api | None = None,
         api_key: str | None = None,
         stream: bool = True,
+        temperature: float | None = None,
         workers: int = 1,
         ray_address: str | None = None,
     ) -> None:
@@ -71,7 +72,8 @@ class Session:
         self._stack = ExitStack()
         with ExitStack() as stack:
             client = stack.enter_context(PlainClient(base_url, api_key=api_key))
-            self.discovery: Discovery = discover(client, base_url, model=model, api=api, stream=stream)
+            found = discover(client, base_url, model=model, api=api, stream=stream)
+            self.discovery: Discovery = replace(found, endpoint=replace(found.endpoint, temperature=temperature))
             engine = self.discovery.endpoint.engine
             self._scraper = stack.enter_context(Scraper(base_url, engine, api_key=api_key))
             self.wording: Wording = find_wording(client, self.discovery.endpoint)

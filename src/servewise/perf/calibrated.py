@@ -179,8 +179,9 @@ def calibrated_draws(
 ) -> tuple[StepModel, ...]:
     """Step models drawn from what the calibration's runs leave open.
 
-    Beside the parameters' draws, all step times of a model, and all ways to the engine and back, are scaled by what
-    predictions of points held out were off by. Draws come in pairs that mirror each other in that scale.
+    Beside the parameters' draws, all step times of a model are scaled by what predictions of TPOT of points held out
+    were off by, and what only first tokens wait for (prompts, the way to the engine and back) by what those of TTFT
+    were. Draws come in pairs that mirror each other in these scales.
 
     Parameters
     ----------
@@ -197,11 +198,18 @@ def calibrated_draws(
     errors = np.array([calibration.tpot_error_frac, min(calibration.ttft_error_frac, UNKNOWN_TTFT_FRAC)])
     shifts = random.normal(0.0, errors, (-(-num_draws // 2), 2))
     models = []
-    for i, (work, way) in enumerate(np.exp(np.concatenate([shifts, -shifts]))[:num_draws].tolist()):
+    for i, (work, first) in enumerate(np.exp(np.concatenate([shifts, -shifts]))[:num_draws].tolist()):
         row = calibration.draws[chosen[i % len(chosen)]].tolist()
         drawn = corrected(base.table, StepCorrection(**dict(zip(PARAMETERS, row, strict=True))))
-        off = StepCorrection(products_scale=work, attention_scale=work, request_scale=way)
-        models.append(_with_origin(replace(base, table=corrected(drawn, off)), deployment, calibration))
+        off = StepCorrection(products_scale=work, attention_scale=work, request_scale=first)
+        table = corrected(drawn, off)
+        table = replace(
+            table,
+            prefill_fixed_s=first / work * table.prefill_fixed_s,
+            prefill_s_per_token=first / work * table.prefill_s_per_token,
+            prefill_s_per_pair=first / work * table.prefill_s_per_pair,
+        )
+        models.append(_with_origin(replace(base, table=table), deployment, calibration))
     return tuple(models)
 
 

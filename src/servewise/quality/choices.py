@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from servewise.errors import InputError
-from servewise.quality.recovery import expected_recovery
-from servewise.types import ModelSpec, Precision, PrecisionChoice, WeightPrecision
+from servewise.quality.recovery import Recovery, expected_recovery
+from servewise.types import ModelSpec, Precision, PrecisionChoice, TaskKind, WeightPrecision
 
 __all__ = ["precision_choices"]
 
@@ -36,7 +36,7 @@ def is_obtainable(model: ModelSpec, weights: WeightPrecision) -> bool:
 
 
 def precision_choices(
-    model: ModelSpec, gpu_precisions: Iterable[Precision], min_recovery_pct: float
+    model: ModelSpec, gpu_precisions: Iterable[Precision], min_recovery_pct: float, tasks: Sequence[TaskKind] = ()
 ) -> tuple[PrecisionChoice, ...]:
     """Precisions of a model that the quality floor lets through.
 
@@ -47,12 +47,15 @@ def precision_choices(
         What the GPUs in question run (``catalog.supported_precisions``).
     min_recovery_pct : float [%]
         Least typical share of the bf16 score to keep, in [0, 100].
+    tasks : sequence of TaskKind
+        Kinds of task that must each keep it; none: all kinds taken together.
 
     Returns
     -------
     tuple of PrecisionChoice
-        In the order given, without repeats. ``at_risk`` when the 10th percentile is below the floor, when the
-        combination was not measured, or when nothing is known (then ``recovery_pct`` is None).
+        In the order given, without repeats, with the figures of the kind of task that keeps least. ``at_risk`` when
+        a 10th percentile is below the floor, when the combination or a kind was not measured, or when nothing is
+        known (then ``recovery_pct`` is None).
 
     Raises
     ------
@@ -64,28 +67,30 @@ def precision_choices(
     choices = []
     for precision in dict.fromkeys(gpu_precisions):
         if is_obtainable(model, precision.weights):
-            choice = judge(model, precision, min_recovery_pct)
+            choice = judge(model, precision, min_recovery_pct, tasks)
             if choice is not None:
                 choices.append(choice)
     return tuple(choices)
 
 
-def judge(model: ModelSpec, precision: Precision, min_recovery_pct: float) -> PrecisionChoice | None:
+def judge(
+    model: ModelSpec, precision: Precision, min_recovery_pct: float, tasks: Sequence[TaskKind]
+) -> PrecisionChoice | None:
     """Choice for one precision; None when it is known to fall below the floor."""
-    recovery = expected_recovery(model, precision)
-    if recovery is None:
-        return PrecisionChoice(
-            precision=precision,
-            recovery_pct=None,
-            at_risk=True,
-            source=f"no published result for {precision.weights} weights with a {precision.kv} KV cache",
-        )
-    low, typical, _ = recovery.pct
-    if typical < min_recovery_pct:
+    found: list[Recovery] = []
+    for task in tasks or (None,):
+        recovery = expected_recovery(model, precision, task)
+        if recovery is None:
+            unknown = f"no published result for {precision.weights} weights with a {precision.kv} KV cache"
+            return PrecisionChoice(precision=precision, recovery_pct=None, at_risk=True, basis=unknown, source=unknown)
+        found.append(recovery)
+    if any(recovery.pct[1] < min_recovery_pct for recovery in found):
         return None
+    least = min(found, key=lambda recovery: recovery.pct)
     return PrecisionChoice(
         precision=precision,
-        recovery_pct=recovery.pct,
-        at_risk=recovery.is_estimate or low < min_recovery_pct,
-        source=recovery.source,
+        recovery_pct=least.pct,
+        at_risk=any(recovery.is_estimate or recovery.pct[0] < min_recovery_pct for recovery in found),
+        basis=least.basis,
+        source=least.source,
     )

@@ -48,7 +48,8 @@ def _server_words(endpoint: Endpoint) -> str:
     version = f" {endpoint.engine_version}" if endpoint.engine_version else ""
     engine = "an unknown engine" if endpoint.engine == "unknown" else f"{endpoint.engine}{version}"
     streams = "" if endpoint.stream else ", answers in one piece"
-    return f"{endpoint.model} at {endpoint.base_url} ({engine}, {endpoint.api}{streams})"
+    sampling = "" if endpoint.temperature is None else f", temperature {endpoint.temperature:g}"
+    return f"{endpoint.model} at {endpoint.base_url} ({engine}, {endpoint.api}{streams}{sampling})"
 
 
 def _latencies(summary: Summary) -> RenderableType:

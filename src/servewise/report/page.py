@@ -134,7 +134,8 @@ def _cards(shown: Candidate, report: PlanReport) -> str:
     if shown.quality_recovery_pct is not None:
         low, typical, high = shown.quality_recovery_pct
         risk = "; at risk" if words.at_risk(shown) else ""
-        note = f"{low:.1f} to {high:.1f}% of the bf16 score expected{risk}"
+        basis = f"; {shown.quality_basis}" if shown.quality_basis else ""
+        note = f"{low:.1f} to {high:.1f}% of the bf16 score expected{basis}{risk}"
         cards.append(("Quality kept", f"{typical:.1f}%", note))
     if shown.effort is not None:
         level, _, why = effort_words(shown.effort).partition(": ")

@@ -81,7 +81,8 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
     if winner.quality_recovery_pct is not None:
         low, typical, high = winner.quality_recovery_pct
         risk = "; at risk" if words.at_risk(winner) else ""
-        rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{risk}"))
+        basis = f" ({winner.quality_basis})" if winner.quality_basis else ""
+        rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{basis}{risk}"))
     if winner.effort is not None:
         rows.append(("effort", effort_words(winner.effort)))
     rows.append(("limited by", winner.limited_by or "-"))

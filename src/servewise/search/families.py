@@ -328,6 +328,7 @@ def _finished(search: Search, shape: Shape, load: Load, trial: Trial, *, why_no_
         cost=price(search, deployment, summary, trial.num_replicas),
         latency_s=latency_s(log, search.promise),
         quality_recovery_pct=shape.precision.recovery_pct,
+        quality_basis=shape.precision.basis,
         warnings=warnings_of(shape, load.step_model),
     )
 

@@ -164,6 +164,7 @@ def _not_searched(shape: Shape) -> Candidate:
         reason=shape.reason or "the search was interrupted before",
         memory=shape.memory,
         quality_recovery_pct=shape.precision.recovery_pct,
+        quality_basis=shape.precision.basis,
     )
 
 

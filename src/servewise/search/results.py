@@ -94,6 +94,7 @@ def verdict_of(shape: Shape, load: Load, bound: Bounds, status: CandidateStatus,
         reason=reason,
         memory=shape.memory,
         quality_recovery_pct=shape.precision.recovery_pct,
+        quality_basis=shape.precision.basis,
         warnings=warnings_of(shape, load.step_model),
     )
     return Result(candidate=candidate, shape=shape, load=load, bound=bound)
@@ -102,9 +103,10 @@ def verdict_of(shape: Shape, load: Load, bound: Bounds, status: CandidateStatus,
 def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
     """What a reader of the candidate's figures must know."""
     warnings = list(model.warnings)
-    if shape.precision.at_risk:
-        low = "unknown" if shape.precision.recovery_pct is None else f"as low as {shape.precision.recovery_pct[0]:.1f}%"
-        warnings.append(f"quality at risk: the recovery of this precision may be {low}")
+    quality = shape.precision
+    if quality.at_risk:
+        low = "unknown" if quality.recovery_pct is None else f"as low as {quality.recovery_pct[0]:.1f}%"
+        warnings.append(f"quality at risk: the recovery of this precision may be {low} ({quality.basis})")
     return (*warnings, *cautions(shape.deployment.engine))
 
 

@@ -60,6 +60,7 @@ class _Endpoint(_Part):
     engine: str = "unknown"
     engine_version: str = ""
     stream: bool = True
+    temperature: float | None = None
 
 
 class _Trust(_Part):

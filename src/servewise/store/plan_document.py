@@ -322,6 +322,7 @@ class CandidateDocument(_Document):
     cost: CostDocument | None
     latency_s: Undefined
     quality_recovery_pct: tuple[float, float, float] | None
+    quality_basis: str = ""
     on_frontier: bool
     limited_by: str
     load_curve: tuple[LoadPoint, ...]

@@ -87,6 +87,7 @@ from servewise.types.plan import (
     Plan,
     PrecisionChoice,
     Search,
+    TaskKind,
     best_of_each,
 )
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
@@ -202,6 +203,7 @@ __all__ = [
     "Summary",
     "Sweep",
     "SweepPoint",
+    "TaskKind",
     "TgiParams",
     "Timeline",
     "Tool",

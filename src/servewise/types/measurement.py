@@ -35,6 +35,8 @@ class Endpoint:
         Empty when unknown.
     stream : bool
         False asks for the answer in one piece: only E2E is measured then.
+    temperature : float or None
+        Of sampling, asked for in every request; None leaves the server's own.
     """
 
     base_url: str
@@ -43,6 +45,7 @@ class Endpoint:
     engine: str = "unknown"
     engine_version: str = ""
     stream: bool = True
+    temperature: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,8 +29,12 @@ __all__ = [
     "Plan",
     "PrecisionChoice",
     "Search",
+    "TaskKind",
     "best_of_each",
 ]
+
+TaskKind = Literal["knowledge", "math", "code", "long-context", "chat"]
+"""Kinds of task that quantization hurts differently; ``math`` includes reasoning, ``chat`` following instructions."""
 
 CandidateStatus = Literal["kept", "broken", "infeasible", "dominated", "same_schedule", "not_searched"]
 """``kept``: keeps the promise. ``broken``: no fleet within the budget keeps it. ``infeasible``: cannot run at
@@ -50,12 +54,14 @@ class Budget:
 class PrecisionChoice:
     """A precision the quality floor lets through, with what it is expected to keep.
 
-    ``recovery_pct`` is the (low, typical, high) share of the bf16 score kept; None when nothing is known.
+    ``recovery_pct`` is the (low, typical, high) share of the bf16 score kept; None when nothing is known. ``basis``
+    says in words which results it comes from: kind of task, how many, of which models.
     """
 
     precision: Precision
     recovery_pct: tuple[float, float, float] | None
     at_risk: bool
+    basis: str
     source: str
 
 
@@ -169,6 +175,8 @@ class Candidate:
     latency_s : float
         E2E at the promised attainment percentile, the frontier's second axis; NaN when not simulated.
     quality_recovery_pct : (low, typical, high) or None
+    quality_basis : str
+        Which results that comes from, e.g. ``math: 20 results of 8 large models``.
     on_frontier : bool
     limited_by : str
         What the fleet runs out of first: ``compute``, ``memory bandwidth``, ``KV memory``, ``overhead`` or the
@@ -191,6 +199,7 @@ class Candidate:
     cost: Cost | None = None
     latency_s: float = float("nan")
     quality_recovery_pct: tuple[float, float, float] | None = None
+    quality_basis: str = ""
     on_frontier: bool = False
     limited_by: str = ""
     load_curve: tuple[LoadPoint, ...] = ()
