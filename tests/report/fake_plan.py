@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from servewise import catalog
+from servewise.effort import columns, effort
 from servewise.report import PlanReport
 from servewise.types import (
     Assurance,
@@ -245,6 +246,16 @@ def judged(num_kept: int, margin: SafetyMargin | None = None, tried: str = "") -
         verdict = assurance(kept_draws, found.summary, margin, tried)
         candidates[index] = dataclasses.replace(found, assurance=verdict)
     return dataclasses.replace(base, candidates=tuple(candidates), explanation=explanation())
+
+
+def compared() -> Plan:
+    """The plan with what each candidate asks of a team, and two engines side by side, of which one was not kept."""
+    base = plan()
+    candidates = [dataclasses.replace(c, effort=effort(c.deployment)) for c in base.candidates]
+    last = candidates[-1]
+    candidates[-1] = dataclasses.replace(last, deployment=dataclasses.replace(last.deployment, engine="tgi"))
+    engines = (columns("vllm"), columns("tgi"), columns("ollama"))
+    return dataclasses.replace(base, candidates=tuple(candidates), engines=engines)
 
 
 MARGIN = SafetyMargin(num_replicas=3, kept_frac=31 / 32, extra_usd_per_h=3.1, usd_per_mtok_output_at_load=3.25)

@@ -294,3 +294,19 @@ def test_without_draws_the_page_claims_no_certainty(html: str) -> None:
     assert "How sure" not in html
     assert "What the numbers consist of" not in html
     assert "Keeps the promise<" not in html
+
+
+def test_the_engines_stand_side_by_side() -> None:
+    html = plan_html(fake_plan.report(fake_plan.compared()))
+    table = table_after(html, "The engines side by side")
+    assert table.count("<tr") == 1 + 3
+    for text in ("Convenience", "Hardware dependence", "maintenance mode", "lower bound $14.20", "one install script"):
+        assert text in table
+    assert "Where this comes from" in html
+    assert "https://docs.vllm.ai/en/v0.12.0/usage/metrics/" in html
+    assert "side by side" not in plan_html(fake_plan.report())
+
+
+def test_the_effort_has_a_card() -> None:
+    html = plan_html(fake_plan.report(fake_plan.compared()))
+    assert '<dt>Effort</dt><dd>low</dd><dd class="note">nothing beside the engine' in html

@@ -245,3 +245,23 @@ def test_a_plan_that_rests_on_measurements_alone_says_so() -> None:
     Console(file=out, width=100).print(plan_terminal(report, explain=True))
     assert "nothing of it is known to be extrapolated, transferred or unvalidated" in out.getvalue()
     assert "none is known" in out.getvalue()
+
+
+def test_the_engines_stand_side_by_side_when_asked() -> None:
+    report = fake_plan.report(fake_plan.compared())
+    assert "side by side" not in text_of(report)
+    assert "effort low: nothing beside the engine" in " ".join(text_of(report).split())
+    out = io.StringIO()
+    Console(file=out, width=100).print(plan_terminal(report, explain=True))
+    assert max(len(line.rstrip()) for line in out.getvalue().splitlines()) <= 100
+    text = " ".join(out.getvalue().split())
+    for part in (
+        "Engine Performance Convenience Model flexibility Hardware dependence",
+        "vllm $2.823/Mtok, E2E 9.00 s medium high low",
+        "tgi proven no better low medium low",
+        "ollama nothing to try high medium low",
+        "performance proven no better: lower bound $14.20 per Mtok",
+        "convenience low: project low (TGI has been in maintenance mode since 2025-12-11",
+        "or a restart; assumed)",
+    ):
+        assert part in text, part

@@ -194,7 +194,11 @@ def test_routers_without_a_budget(make_search: Make, router: Router) -> None:
 def test_low_effort_means_one_replica(make_search: Make) -> None:
     found = plan(make_search(max_effort="low"))
     assert found.winner is not None
-    assert all(c.deployment.num_replicas == 1 for c in found.candidates if c.status == "kept")
+    kept = [c for c in found.candidates if c.status == "kept"]
+    assert all(c.deployment.num_replicas == 1 for c in kept)
+    assert {c.effort.level for c in kept if c.effort} == {"low"}
+    assert all(c.effort is not None for c in found.candidates)
+    assert [of.engine for of in found.engines] == ["vllm"]
 
 
 def test_throughput_without_limits_takes_the_cheapest_fleet_that_finishes(make_search: Make) -> None:

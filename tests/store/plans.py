@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from servewise.effort import columns, effort
 from servewise.store import PlanMeta, plan_meta
 from servewise.types import (
     Assurance,
@@ -243,6 +244,7 @@ PLAN = Plan(
             load_curve=(POINT,),
             warnings=("coefficients were transferred",),
             assurance=ASSURANCE,
+            effort=effort(deployment()),
         ),
         Candidate(
             index=1,
@@ -277,6 +279,7 @@ PLAN = Plan(
         usd_per_month=7300.0,
         fixed_usd_per_month=9636.0,
     ),
+    engines=(columns("vllm"), columns("tgi")),
 )
 WORKLOAD = Workload(
     name="ten requests",

@@ -111,11 +111,29 @@ def test_parts_refer_to_the_table_of_origins() -> None:
 def test_plans_without_the_keys_that_were_added_are_read() -> None:
     document = plan_to_json(PLAN, meta())
     del document["explanation"]
+    del document["engines"], document["effort_facts"]
     for candidate in document["candidates"]:
-        del candidate["assurance"]
+        del candidate["assurance"], candidate["effort"]
     plan, _ = plan_from_json(document)
     assert plan.explanation is None
     assert plan.candidates[0].assurance is None
+    assert plan.candidates[0].effort is None
+    assert plan.engines == ()
+
+
+def test_facts_on_effort_are_written_once_and_referred_to() -> None:
+    document = plan_to_json(PLAN, meta())
+    report = document["candidates"][0]["effort"]
+    facts = document["effort_facts"]
+    assert report["level"] == "medium"
+    assert facts["several-replicas"]["demand"] == "medium"
+    assert "several-replicas" in report["facts"]
+    assert [of["engine"] for of in document["engines"]] == ["vllm", "tgi"]
+    assert facts["tgi-status"]["warn"] is True
+    assert facts["tgi-status"]["provenance"]["source"].startswith("https://")
+    del facts["several-replicas"]
+    with pytest.raises(InputError, match="`effort_facts` lacks several-replicas"):
+        plan_from_json(document)
 
 
 number = st.floats(0, 1e12)
@@ -228,12 +246,13 @@ def test_every_key_is_documented() -> None:
     names = set(document) | set(document["workload"])
     for candidate in document["candidates"]:
         names |= set(candidate) | set(candidate["deployment"])
-        for part in ("memory", "summary", "cost", "assurance"):
+        for part in ("memory", "summary", "cost", "assurance", "effort"):
             names |= set(candidate[part] or {})
     names |= set(document["candidates"][0]["assurance"]["margin"]) | set(document["explanation"])
     names |= set(document["candidates"][0]["assurance"]["means"]["ttft"])
     (breakdown,), (runs,) = document["explanation"]["numbers"], document["explanation"]["nearest"]
     names |= set(breakdown) | set(breakdown["parts"][0]) | set(runs) | set(document["explanation"]["caveats"][0])
+    names |= set(document["engines"][0]) | set(document["effort_facts"]["tgi-status"])
     names |= {field.name for part in (Failure, Outage, Autoscaling) for field in dataclasses.fields(part)}
     assert names <= keys(plan_json_schema())
     missing = sorted(name for name in names if f"`{name}`" not in text)

@@ -20,7 +20,9 @@ __all__ = ["plan"]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON document and nothing else.")
 @click.option(
-    "--explain", is_flag=True, help="Also show what the numbers consist of, their sources, and the nearest runs."
+    "--explain",
+    is_flag=True,
+    help="Also show the engines side by side, what the numbers consist of, their sources, and the nearest runs.",
 )
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to simulate with.  [default: one per core]")
 @click.pass_context

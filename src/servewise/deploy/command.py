@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from servewise.engines import Launch, ollama, sglang, tgi, trtllm, vllm
+from servewise.engines import Launch, needs_other_checkpoint, ollama, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
-from servewise.types import ROLES, Deployment, EngineName, ModelSpec, Role, WeightPrecision
+from servewise.types import ROLES, Deployment, EngineName, Role
 
 __all__ = ["command", "commands", "launch", "launches", "notes", "render_launch", "render_shell"]
 
@@ -18,13 +18,6 @@ LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
     "tensorrt-llm": trtllm.launch,
     "tgi": tgi.launch,
     "ollama": ollama.launch,
-}
-NEEDS_CHECKPOINT: Mapping[EngineName, Callable[[ModelSpec, WeightPrecision], bool]] = {
-    "vllm": vllm.needs_quantized_checkpoint,
-    "sglang": sglang.needs_quantized_checkpoint,
-    "tensorrt-llm": trtllm.needs_quantized_checkpoint,
-    "tgi": tgi.needs_quantized_checkpoint,
-    "ollama": ollama.needs_quantized_checkpoint,
 }
 VLLM_TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
 TRTLLM_TRANSFER = "cache_transceiver_config:\n  backend: DEFAULT\n"
@@ -128,7 +121,7 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
         words.append(
             f"put a GGUF file of {model.name} in {weights} behind FROM, and run: ollama create NAME -f Modelfile"
         )
-    elif NEEDS_CHECKPOINT[deployment.engine](model, weights):
+    elif needs_other_checkpoint(deployment.engine, model, weights):
         words.append(
             f"replace {model.name} by a checkpoint of it in {weights}: {deployment.engine} does not make one at start"
         )

@@ -1,6 +1,7 @@
 """Serving engines: their defaults by version, their flags and what they take of a GPU's memory."""
 
 from servewise.engines import baselines, llamacpp, ollama, sglang, tgi, trtllm, vllm
+from servewise.engines.checkpoints import needs_other_checkpoint
 from servewise.engines.graphs import capture_sizes, pads_to_captured_sizes, replays_graphs_with_prompts
 from servewise.engines.launch import Launch, checked_name
 
@@ -10,6 +11,7 @@ __all__ = [
     "capture_sizes",
     "checked_name",
     "llamacpp",
+    "needs_other_checkpoint",
     "ollama",
     "pads_to_captured_sizes",
     "replays_graphs_with_prompts",

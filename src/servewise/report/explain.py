@@ -8,11 +8,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from servewise.report import effort_words
 from servewise.report import explanation_words as words
-from servewise.report.blocks import heading, line
-from servewise.types import Explanation
+from servewise.report.blocks import facts, heading, line
+from servewise.types import Explanation, Plan
 
-__all__ = ["explanation_blocks"]
+__all__ = ["engine_blocks", "explanation_blocks"]
 
 
 def explanation_blocks(explanation: Explanation) -> list[RenderableType]:
@@ -40,6 +41,22 @@ def explanation_blocks(explanation: Explanation) -> list[RenderableType]:
         blocks.append(Padding(line(nothing), (0, 0, 0, 2)))
     blocks += [Padding(line(f"- {words.caveat_words(caveat)}"), (0, 0, 0, 2)) for caveat in explanation.caveats]
     return blocks + _nearest(explanation)
+
+
+def engine_blocks(plan: Plan) -> list[RenderableType]:
+    """The engines of a plan side by side in four columns, then the reasons for each cell."""
+    if not plan.engines:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for name in effort_words.COLUMNS_HEAD:
+        table.add_column(Text(name), overflow="fold")
+    for row in effort_words.level_rows(plan):
+        table.add_row(*map(line, row))
+    blocks: list[RenderableType] = [heading("The engines side by side"), table]
+    for name, *cells in effort_words.reason_rows(plan):
+        reasons = list(zip((head.lower() for head in effort_words.COLUMNS_HEAD[1:]), cells, strict=True))
+        blocks += [Padding(line(name, "bold"), (1, 0, 0, 2)), facts(reasons)]
+    return blocks
 
 
 def _sources(explanation: Explanation) -> list[RenderableType]:

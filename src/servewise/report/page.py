@@ -11,10 +11,11 @@ from typing import Any
 
 from servewise import __version__
 from servewise.report import sureness, words
+from servewise.report.effort_words import effort_words
 from servewise.report.escape import html_text, json_in_html
 from servewise.report.figures import frontier_figure, latency_figures, load_figure
 from servewise.report.operation_words import autoscaling_words, failure_words
-from servewise.report.page_assurance import explanation_section, sure_section
+from servewise.report.page_assurance import engine_section, explanation_section, sure_section
 from servewise.report.table import html_table
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
@@ -54,6 +55,7 @@ def plan_html(report: PlanReport) -> str:
         _figure_section(["ttft", "tpot", "e2e"], figures, "Latency against the promise", _LATENCY_NOTE),
         _figure_section(["load"], figures, "Load against goodput", _LOAD_NOTE),
         _ranking_table(report, by_index),
+        engine_section(report.plan),
         "" if shown is None else sure_section(shown),
         "" if report.plan.explanation is None else explanation_section(report.plan.explanation),
         _rejection_table(report),
@@ -135,6 +137,9 @@ def _cards(shown: Candidate, report: PlanReport) -> str:
         basis = f"; {shown.quality_basis}" if shown.quality_basis else ""
         note = f"{low:.1f} to {high:.1f}% of the bf16 score expected{basis}{risk}"
         cards.append(("Quality kept", f"{typical:.1f}%", note))
+    if shown.effort is not None:
+        level, _, why = effort_words(shown.effort).partition(": ")
+        cards.append(("Effort", level, why))
     if shown.limited_by:
         short = words.limit_words(shown)
         cards.append(("Limited by", short, "" if short == shown.limited_by else shown.limited_by))

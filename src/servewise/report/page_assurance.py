@@ -1,14 +1,14 @@
-"""The page's sections on how sure the figures are and what they consist of."""
+"""The page's sections on how sure the figures are, what they consist of and how the engines compare."""
 
 from __future__ import annotations
 
+from servewise.report import effort_words, sureness
 from servewise.report import explanation_words as words
-from servewise.report import sureness
 from servewise.report.escape import html_text
 from servewise.report.table import html_table
-from servewise.types import Candidate, Explanation
+from servewise.types import Candidate, Explanation, Plan
 
-__all__ = ["explanation_section", "sure_section"]
+__all__ = ["engine_section", "explanation_section", "sure_section"]
 
 
 def sure_section(shown: Candidate) -> str:
@@ -47,6 +47,25 @@ def explanation_section(explanation: Explanation) -> str:
         + html_table("Sources of the coefficients", ["Part", "Kind", "Source", "Note"], sources)
         + (f'<h3>Known less well</h3><ul class="warnings">{caveats}</ul>' if caveats else "")
         + _nearest(explanation)
+    )
+
+
+def engine_section(plan: Plan) -> str:
+    """The engines side by side, each cell with its reasons, and where these come from."""
+    if not plan.engines:
+        return ""
+    caption = (
+        "Convenience: to install, watch and upgrade. Model flexibility: which models run, and how they are exchanged."
+        " Hardware dependence: high binds to one maker's GPUs. Each level is the middle of its facts' grades"
+    )
+    reports = [r for of in plan.engines for r in (of.convenience, of.model_flexibility, of.hardware_dependence)]
+    sources = [
+        [fact.text, fact.provenance.source, fact.provenance.accessed] for report in reports for fact in report.facts
+    ]
+    return (
+        "<h2>The engines side by side</h2>"
+        + html_table(caption, list(effort_words.COLUMNS_HEAD), effort_words.reason_rows(plan))
+        + html_table("Where this comes from", ["Fact", "Source", "Read on"], sources)
     )
 
 

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from servewise.report import sureness, words
 from servewise.report.blocks import facts, heading, line
+from servewise.report.effort_words import effort_words
 from servewise.report.escape import visible
-from servewise.report.explain import explanation_blocks
+from servewise.report.explain import engine_blocks, explanation_blocks
 from servewise.report.operation_words import autoscaling_words, failure_words
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
@@ -33,7 +34,7 @@ def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableTyp
     ----------
     report : PlanReport
     explain : bool
-        Also show what the winner's numbers consist of and rest on.
+        Also show the engines side by side, and what the winner's numbers consist of and rest on.
 
     Returns
     -------
@@ -55,6 +56,8 @@ def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableTyp
         if notes:
             parts += [Text(), *(line(note) for note in notes)]
     parts += _rejected(report)
+    if explain:
+        parts += engine_blocks(report.plan)
     if explain and report.plan.explanation is not None:
         parts += explanation_blocks(report.plan.explanation)
     parts += _warnings(report, winner)
@@ -80,6 +83,8 @@ def _answer(report: PlanReport, winner: Candidate) -> list[RenderableType]:
         risk = "; at risk" if words.at_risk(winner) else ""
         basis = f" ({winner.quality_basis})" if winner.quality_basis else ""
         rows.append(("quality", f"{typical:.1f}% [{low:.1f}, {high:.1f}] of the bf16 score expected{basis}{risk}"))
+    if winner.effort is not None:
+        rows.append(("effort", effort_words(winner.effort)))
     rows.append(("limited by", winner.limited_by or "-"))
     if report.plan.failure is not None:
         rows.append(("failure", failure_words(report.plan.failure, winner.deployment)))

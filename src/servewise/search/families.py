@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from servewise.effort import fleet_excess
 from servewise.engines import capture_sizes
 from servewise.perf import calibrated_step_model
 from servewise.search.bounds import Bounds, bounds, idle_ranks, stop_rule
@@ -130,8 +131,9 @@ def least_cost(search: Search, shape: Shape, load: Load, num_replicas: int) -> f
 
 def most_replicas(search: Search, deployment: Deployment) -> tuple[int, str]:
     """Largest fleet to consider, and why no larger one."""
-    if search.max_effort == "low":
-        return 1, "low effort allows one replica, without a router"
+    too_much = fleet_excess(deployment, search.max_effort)
+    if too_much:
+        return 1, f"a second replica {too_much}"
     num_gpus = deployment.gpus_per_replica
     limit = search.budget.max_gpus
     most, why = MAX_GPUS // num_gpus, f"no more than {MAX_GPUS} GPUs are tried"

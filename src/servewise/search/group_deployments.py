@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from servewise.catalog import supported_precisions
+from servewise.effort import permits
 from servewise.perf import kv_link, memory
 from servewise.search.settings import pool_params
 from servewise.search.spreads import spreads
@@ -34,14 +35,17 @@ NUM_SIZES = 2
 
 
 def group_deployments(search: Search) -> Iterator[tuple[PrecisionChoice, Deployment]]:
-    """Every group to try, in a fixed order. Both pools run one engine, one precision and blocks of one size."""
+    """Every group to try, in a fixed order, of the engines whose groups the team can run.
+
+    Both pools run one engine, one precision and blocks of one size.
+    """
     if search.router not in ("round_robin", "least_requests"):
         return
     for model in search.models:
         longest = context_limit(search.workload, model)
         for choice in search.precisions[model.name]:
             for engine, version in search.engines:
-                if engine not in ENGINES:
+                if engine not in ENGINES or not permits(engine, {"disaggregated"}, search.max_effort):
                     continue
                 alone = {
                     (gpu.name, role): _instances(model, gpu, choice, engine, version, longest, role)

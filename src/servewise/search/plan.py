@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from servewise.effort import columns, effort
 from servewise.search.assurance import assure, draw, outside_calibration
 from servewise.search.capacity import capacity, load_curve
 from servewise.search.explanation import explained
@@ -78,6 +79,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
     candidates = [_not_searched(shape) for shape in shapes]
     for result in results:
         candidates[result.candidate.index] = result.candidate
+    candidates = [replace(c, effort=effort(c.deployment)) for c in candidates]
     ranking = _ranking(candidates)
     frontier = _frontier(candidates, ranking)
     for index in frontier:
@@ -97,6 +99,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         explanation=explanation,
         failure=broken_down,
         autoscaling=following,
+        engines=tuple(columns(engine) for engine, _ in search.engines),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from servewise.effort import cautions
 from servewise.search.bounds import Bounds
 from servewise.search.fleet import Demand, Load
 from servewise.search.shapes import Shape
@@ -106,7 +107,7 @@ def warnings_of(shape: Shape, model: StepModel) -> tuple[str, ...]:
     if quality.at_risk:
         low = "unknown" if quality.recovery_pct is None else f"as low as {quality.recovery_pct[0]:.1f}%"
         warnings.append(f"quality at risk: the recovery of this precision may be {low} ({quality.basis})")
-    return tuple(warnings)
+    return (*warnings, *cautions(shape.deployment.engine))
 
 
 def without_beaten(results: Sequence[Result]) -> list[Result]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from servewise.catalog import supported_precisions
+from servewise.effort import excess
 from servewise.errors import InputError
 from servewise.perf import calibration_of, memory
 from servewise.search.context import mean_tokens
@@ -83,7 +84,7 @@ def enumerate_shapes(search: Search) -> tuple[Shape, ...]:
                         ]
                         for deployment in (*plain, *_speculating(search, plain)):
                             shapes.append(_shape(search, deployment, choice, len(shapes)))
-    for choice, deployment in group_deployments(search) if search.max_effort == "high" else ():
+    for choice, deployment in group_deployments(search):
         shapes.append(_group_shape(search, deployment, choice, len(shapes)))
     return tuple(shapes)
 
@@ -118,7 +119,7 @@ def _shape(search: Search, deployment: Deployment, choice: PrecisionChoice, inde
         deployment=deployment,
         memory=report,
         precision=choice,
-        reason=_unavailable(search, deployment) or report.reason or too_long,
+        reason=_unavailable(search, deployment) or report.reason or too_long or excess(deployment, search.max_effort),
     )
 
 

@@ -18,6 +18,7 @@ from servewise.types import (
     CandidateStatus,
     Caveat,
     Effort,
+    EffortFact,
     EngineName,
     EngineParams,
     Failure,
@@ -293,6 +294,22 @@ class ExplanationDocument(_Document):
     scheduler: Literal["replica", "decode instance"] = "replica"
 
 
+class EffortDocument(_Document):
+    """What is asked of a team; facts by their id in the table ``effort_facts``."""
+
+    level: Effort
+    facts: tuple[str, ...]
+
+
+class EngineColumnsDocument(_Document):
+    """How an engine compares beside its performance."""
+
+    engine: EngineName
+    convenience: EffortDocument
+    model_flexibility: EffortDocument
+    hardware_dependence: EffortDocument
+
+
 class CandidateDocument(_Document):
     """One replica shape and what came of it."""
 
@@ -311,6 +328,7 @@ class CandidateDocument(_Document):
     load_curve: tuple[LoadPoint, ...]
     warnings: tuple[str, ...]
     assurance: AssuranceDocument | None = None
+    effort: EffortDocument | None = None
 
 
 class PlanDocument(_Document):
@@ -346,6 +364,8 @@ class PlanDocument(_Document):
     explanation: ExplanationDocument | None = None
     failure: Failure | None = None
     autoscaling: Autoscaling | None = None
+    engines: tuple[EngineColumnsDocument, ...] = ()
+    effort_facts: dict[str, EffortFact] = Field(default_factory=dict)
 
 
 def plan_json_schema() -> dict[str, Any]:

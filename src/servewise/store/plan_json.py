@@ -20,6 +20,14 @@ from servewise.store.assurance_json import (
     explanation_of,
 )
 from servewise.store.deployment_json import deployment_document, deployment_of
+from servewise.store.effort_json import (
+    columns_document,
+    columns_of,
+    effort_document,
+    effort_of,
+    facts_of_plan,
+    missing_facts,
+)
 from servewise.store.plan_document import (
     PLAN_SCHEMA,
     CandidateDocument,
@@ -169,6 +177,8 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         explanation=why,
         failure=plan.failure,
         autoscaling=plan.autoscaling,
+        engines=tuple(map(columns_document, plan.engines)),
+        effort_facts=facts_of_plan(plan),
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -218,6 +228,7 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         explanation=None if parsed.explanation is None else explanation_of(parsed.explanation, parsed.provenance),
         failure=parsed.failure,
         autoscaling=parsed.autoscaling,
+        engines=tuple(columns_of(engine, parsed.effort_facts) for engine in parsed.engines),
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta
@@ -249,6 +260,9 @@ def _parse(text: str) -> PlanDocument:
         for number in parsed.explanation.numbers:
             for part in number.parts:
                 _check_rows(part.sources, parsed, f"the explanation of {number.number}")
+    lost = missing_facts(parsed)
+    if lost:
+        raise InputError(f"plan is damaged: the table `effort_facts` lacks {', '.join(sorted(lost))}")
     return parsed
 
 
@@ -286,6 +300,7 @@ def _candidate_document(candidate: Candidate, table: _ProvenanceTable) -> Candid
         "summary": None,
         "cost": None,
         "assurance": None,
+        "effort": None if candidate.effort is None else effort_document(candidate.effort),
     }
     if memory is not None:
         parts["memory"] = MemoryDocument(
@@ -329,12 +344,15 @@ def _candidate(document: CandidateDocument, parsed: PlanDocument) -> Candidate:
     if document.cost is not None:
         cost = Cost(**_fields(document.cost, CostDocument.model_fields))
     return Candidate(
-        **_fields(document, CandidateDocument.model_fields, "deployment", "memory", "summary", "cost", "assurance"),
+        **_fields(
+            document, CandidateDocument.model_fields, "deployment", "memory", "summary", "cost", "assurance", "effort"
+        ),
         deployment=deployment_of(document.deployment, parsed),
         memory=memory,
         summary=summary,
         cost=cost,
         assurance=None if document.assurance is None else assurance_of(document.assurance),
+        effort=None if document.effort is None else effort_of(document.effort, parsed.effort_facts),
     )
 
 

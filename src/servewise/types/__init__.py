@@ -35,6 +35,15 @@ from servewise.types.deployment import (
     Router,
 )
 from servewise.types.difference import Difference, FigureDifference, FigureVerdict
+from servewise.types.effort import (
+    EFFORTS,
+    Effort,
+    EffortAspect,
+    EffortFact,
+    EffortReport,
+    EngineColumns,
+    Topology,
+)
 from servewise.types.engine_params import (
     CONTEXT_PADDING,
     BaselineParams,
@@ -74,7 +83,6 @@ from servewise.types.plan import (
     Candidates,
     CandidateStatus,
     Cost,
-    Effort,
     LoadPoint,
     Plan,
     PrecisionChoice,
@@ -92,6 +100,7 @@ from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 __all__ = [
     "CONTEXT_PADDING",
     "DESCRIBED",
+    "EFFORTS",
     "LIKELY_FRAC",
     "PARAMETERS",
     "ROLES",
@@ -123,7 +132,11 @@ __all__ = [
     "Disaggregation",
     "Edge",
     "Effort",
+    "EffortAspect",
+    "EffortFact",
+    "EffortReport",
     "Endpoint",
+    "EngineColumns",
     "EngineName",
     "EngineParams",
     "Estimate",
@@ -194,6 +207,7 @@ __all__ = [
     "TgiParams",
     "Timeline",
     "Tool",
+    "Topology",
     "TrtllmParams",
     "Trust",
     "Verdict",

@@ -9,6 +9,7 @@ from typing import Literal
 from servewise.types.assurance import Assurance
 from servewise.types.calibration import Calibration
 from servewise.types.deployment import Deployment, EngineName, Precision, Router
+from servewise.types.effort import Effort, EffortReport, EngineColumns
 from servewise.types.explanation import Explanation
 from servewise.types.hardware import GpuOffer, GpuSpec, PriceKind
 from servewise.types.model import ModelSpec
@@ -24,7 +25,6 @@ __all__ = [
     "CandidateStatus",
     "Candidates",
     "Cost",
-    "Effort",
     "LoadPoint",
     "Plan",
     "PrecisionChoice",
@@ -33,7 +33,6 @@ __all__ = [
     "best_of_each",
 ]
 
-Effort = Literal["low", "medium", "high"]
 TaskKind = Literal["knowledge", "math", "code", "long-context", "chat"]
 """Kinds of task that quantization hurts differently; ``math`` includes reasoning, ``chat`` following instructions."""
 
@@ -187,6 +186,8 @@ class Candidate:
     warnings : tuple of str
     assurance : Assurance or None
         For the winner and the cheapest of the frontier, unless the search was interrupted before.
+    effort : EffortReport or None
+        What the deployment asks of a team.
     """
 
     index: int
@@ -204,6 +205,7 @@ class Candidate:
     load_curve: tuple[LoadPoint, ...] = ()
     warnings: tuple[str, ...] = ()
     assurance: Assurance | None = None
+    effort: EffortReport | None = None
 
 
 Candidates = Sequence[Candidate] | Mapping[int, Candidate]
@@ -238,6 +240,8 @@ class Plan:
         What the winner does when one of its replicas fails; None as above, and where all requests come at once.
     autoscaling : Autoscaling or None
         A fleet of the winner's replicas that follows the load; None as above, and where there is nothing to follow.
+    engines : tuple of EngineColumns
+        How each engine that was asked for compares beside its performance.
     """
 
     candidates: tuple[Candidate, ...]
@@ -253,6 +257,7 @@ class Plan:
     explanation: Explanation | None = None
     failure: Failure | None = None
     autoscaling: Autoscaling | None = None
+    engines: tuple[EngineColumns, ...] = ()
 
     @property
     def alternatives(self) -> tuple[int, ...]:
