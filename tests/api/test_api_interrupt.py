@@ -64,7 +64,7 @@ def test_ctrl_c_in_mid_search_keeps_what_was_found(write_service: Callable[..., 
     assert done
     assert found.winner == found.ranking[0]
     page = (folder / "plan.html").read_text(encoding="utf-8")
-    assert f"interrupted: {len(left)} of {len(found.candidates)} candidates were not searched" in page
+    assert f"interrupted: {len(left):,} of {len(found.candidates):,} candidates were not searched" in page
 
 
 def test_ctrl_c_after_the_search_keeps_the_plan(write_service: Callable[..., Path], tmp_path: Path) -> None:
