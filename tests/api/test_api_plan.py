@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,17 @@ def test_the_document_fits_its_published_schema_and_reads_back(plan: Command) ->
     assert meta.name == "small"
 
 
+def read_all(terminal: int, parts: list[bytes]) -> None:
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # what Linux answers once the other end is closed
+            return
+        if not part:
+            return
+        parts.append(part)
+
+
 def test_json_is_all_that_stdout_gets_and_progress_goes_to_stderr(write_service: Command, tmp_path: Path) -> None:
     terminal, stderr = os.openpty()
     runs = tmp_path / "runs"
@@ -83,16 +95,12 @@ def test_json_is_all_that_stdout_gets_and_progress_goes_to_stderr(write_service:
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "TERM": "xterm"})
     os.close(stderr)
+    parts: list[bytes] = []
+    reader = threading.Thread(target=read_all, args=(terminal, parts))  # a terminal that nobody reads stops who writes
+    reader.start()
     out, _ = process.communicate(timeout=120)
-    shown = b""
-    while True:
-        try:
-            part = os.read(terminal, 65536)
-        except OSError:  # what Linux answers once the other end is closed
-            break
-        if not part:
-            break
-        shown += part
+    reader.join()
+    shown = b"".join(parts)
     os.close(terminal)
     assert process.returncode == 0
     (folder,) = runs.iterdir()
