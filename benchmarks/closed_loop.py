@@ -27,10 +27,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import engine_installs
 from benchmarks.engines import EngineServer, started
 from servewise.calibrate import MeasuredRun, calibrate, measured_run
 from servewise.calibrate.fit import Served
-from servewise.calibrate.runs import checked
+from servewise.calibrate.runs import checked_run
 from servewise.calibrate.statistics import metrics_of
 from servewise.config import named_deployment
 from servewise.errors import MeasurementError
@@ -48,7 +49,7 @@ SERVER_CORE, CLIENT_CORE = 0, 1
 NUM_ROUNDS = 2
 ATTEMPTS = 4
 """Runs of a point until the client kept up."""
-VERSIONS = {"vllm": "0.32.0", "llamacpp": "b11549"}
+VERSIONS = {"vllm": engine_installs.VLLM, "llamacpp": "b11549"}
 """Of the installed engines (``engine_requirements``); llama.cpp's build does not say it."""
 MOST_SPREAD_PCT = 10.0
 TARGETS_PCT = {"tpot_s": 10.0, "throughput_tokens_per_s": 10.0, "ttft_s": 20.0}
@@ -196,7 +197,7 @@ def report(deployment: Deployment, runs: Mapping[Point, Sequence[MeasuredRun]]) 
             f"{parameter.name}: {parameter.value:.3g} ({parameter.interval.low:.3g} to {parameter.interval.high:.3g})"
         )
     at = {point: mean_of([metrics_of(run, run.log) for run in found]) for point, found in runs.items()}
-    held_out = {point: checked_runs(runs[point], deployment) for point in HELD_OUT}
+    held_out = {point: [checked_run(run)[0] for run in runs[point]] for point in HELD_OUT}
     predicted = {point: predict(deployment, calibration, found) for point, found in held_out.items()}
     baseline = mean_of([at[point] for point in CALIBRATED])
     for point in HELD_OUT:
@@ -212,12 +213,6 @@ def report(deployment: Deployment, runs: Mapping[Point, Sequence[MeasuredRun]]) 
         "points": len(HELD_OUT),
         "repeat_spread_pct": spread_pct(runs),
     }
-
-
-def checked_runs(runs: Sequence[MeasuredRun], deployment: Deployment) -> list[MeasuredRun]:
-    """Answered requests only, as a calibration takes them."""
-    several = [replace(run, load=str(i)) for i, run in enumerate((*runs, *runs, *runs))]
-    return list(checked(several, deployment)[0][: len(runs)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

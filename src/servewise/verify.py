@@ -38,7 +38,13 @@ SEVERAL = 1.1
 
 
 def verify(
-    plan_name: str, candidate: Candidate, promise: Promise, measurement: Measurement, warnings: Sequence[str] = ()
+    plan_name: str,
+    candidate: Candidate,
+    promise: Promise,
+    measurement: Measurement,
+    warnings: Sequence[str] = (),
+    *,
+    share: float = 1.0,
 ) -> Verification:
     """Whether a run kept a plan's promise, and whether it was what the plan predicted.
 
@@ -52,6 +58,8 @@ def verify(
         Of the plan's own load.
     warnings : sequence of str
         About the load and the endpoint, in words.
+    share : float
+        Of the plan's traffic that the run had.
 
     Raises
     ------
@@ -77,7 +85,7 @@ def verify(
         promise=promise,
         summary=summary,
         limits=limits,
-        compared=tuple(_compared(candidate, promise, summary)),
+        compared=tuple(_compared(candidate, promise, summary, share)),
         warnings=tuple(warnings),
         more_requests=_more_requests(limits) if verdict == "too short to tell" else None,
     )
@@ -158,8 +166,8 @@ def _more_requests(checks: Sequence[LimitCheck]) -> int | None:
     return math.ceil(SEVERAL * max(needed)) if needed else None
 
 
-def _compared(candidate: Candidate, promise: Promise, measured: Summary) -> list[Compared]:
-    """Figures of the plan beside those of the run."""
+def _compared(candidate: Candidate, promise: Promise, measured: Summary, share: float) -> list[Compared]:
+    """Figures of the plan beside those of the run, which had a share of its traffic."""
     predicted, sure = candidate.summary, candidate.assurance
     if predicted is None:
         return []
@@ -181,7 +189,7 @@ def _compared(candidate: Candidate, promise: Promise, measured: Summary) -> list
             rows.append(_row(f"{metric.upper()} mean", "s", mean.value, Interval(low=mean.low, high=mean.high), found))
     rate = measured.throughput_tokens_per_s
     seen = Estimate(value=rate, low=math.nan, high=math.nan, num_samples=measured.num_ok)
-    rows.append(_row("output", "tokens/s", predicted.throughput_tokens_per_s, None, seen))
+    rows.append(_row("output", "tokens/s", share * predicted.throughput_tokens_per_s, None, seen))
     return rows
 
 

@@ -55,6 +55,7 @@ class Played:
     correction: StepCorrection = UNCORRECTED
     endpoint: Endpoint = SAME
     distrust: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def discovery(self) -> Discovery:
@@ -97,6 +98,7 @@ def measurement(name: str, log: RequestLog, played: Played, words: str, facts: d
         chunks=Chunks(offsets=np.zeros(num + 1, np.int64), time_s=np.zeros(0)),
         trust=Trust(reasons=played.distrust, notes=(), facts=facts),
         server_metrics={},
+        interrupted=played.interrupted,
     )
 
 
@@ -186,10 +188,28 @@ def test_another_server_is_noticed(run: Command, planned: Path, play: Command) -
 
 
 def test_a_share_of_the_replicas_gets_its_share_of_the_traffic(run: Command, planned: Path, play: Command) -> None:
+    path = planned / "plan.json"
+    document = json.loads(path.read_text())
+    winner = document["candidates"][document["winner"]]
+    winner["deployment"]["num_replicas"] = 2
+    path.write_text(json.dumps(document))
     play()
-    ended = verified(run, planned, "--replicas", "99")
-    assert ended.code == 2
-    assert "replicas, not 99" in ended.error
+    ended = verified(run, planned, "--replicas", "1", "--json")
+    found = json.loads(ended.out)
+    (output,) = [row for row in found["compared"] if row["figure"] == "output"]
+    assert output["predicted"] == pytest.approx(winner["summary"]["throughput_tokens_per_s"] / 2)
+    assert "the endpoint got 0.5 of the plan's traffic, as its share of the replicas" in found["warnings"]
+    refused = verified(run, planned, "--replicas", "99")
+    assert refused.code == 2
+    assert "replicas, not 99" in refused.error
+
+
+def test_ctrl_c_keeps_the_run_and_gives_no_verdict(run: Command, planned: Path, play: Command) -> None:
+    play(interrupted=True)
+    ended = verified(run, planned)
+    assert (ended.code, ended.out) == (130, "")
+    (folder,) = [path for path in planned.iterdir() if (path / "verification.json").exists()]
+    assert str(folder) in ended.err
 
 
 def test_a_plan_without_its_traffic_cannot_be_verified(run: Command, planned: Path, play: Command) -> None:

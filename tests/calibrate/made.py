@@ -60,7 +60,7 @@ def made(
         points=tuple(replace(point, load=f"{i} at once") for i in (1, 2, 4, 8, 16)),
         tpot_error_frac=error_frac,
         ttft_error_frac=2 * error_frac,
-        measured_range=MeasuredRange(max_running=64, max_context_tokens=2000, max_input_tokens=1500),
+        measured_range=MeasuredRange(max_running=64, max_context_tokens=2000),
         notes=("a note",),
         created="2026-11-30T00:00:00+00:00",
         input_hashes={"run": "sha256:0"},

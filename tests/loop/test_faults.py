@@ -102,6 +102,8 @@ def test_an_answer_cut_short_has_failed_and_keeps_what_came() -> None:
     assert run.log.first_token_s[0] == run.chunks.time_s[0]
     assert run.log.last_token_s[0] == run.chunks.time_s[1]
     assert run.log.output_tokens[0] == -1
+    assert run.log.itl is not None
+    assert len(run.log.itl.first_s) == 0  # gaps of answers that failed do not count
 
 
 def test_a_cut_after_the_stream_said_that_it_is_complete_is_no_failure() -> None:

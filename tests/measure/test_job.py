@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +153,24 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         assert seen[0] == 110  # two loads of five
         with pytest.raises(InputError, match="was asked with loads"):
             measure_loads(target, FIVE, [4.0], resume=folder)
+        with pytest.raises(InputError, match=r"was asked with timeout_s 600\.0, not 5\.0"):
+            measure_loads(target, replace(FIVE, timeout_s=5.0), [1.0, 2.0, 3.0], resume=folder)
         with pytest.raises(InputError, match="leave --seed out"):
             measure_loads(target, FIVE, [1.0, 2.0, 3.0], resume=folder, seed=0)
+
+
+def test_a_load_that_is_named_twice_is_measured_twice(tmp_path: Path) -> None:
+    with serve(servers.measurable()) as script:
+        result = measure_loads(Target(url=script.url), FIVE, [2.0, 2.0], out_dir=tmp_path)
+    assert [point.folder for point in result.sweep.points] == ["load-2-run-1", "load-2-run-2"]
+
+
+def test_a_search_ends_where_more_places_are_the_same_load() -> None:
+    with serve(servers.measurable()) as script:
+        result = find_max(Target(url=script.url), FIVE, promise=Promise(e2e_s=30.0))
+    edge = result.sweep.edge
+    assert edge is not None
+    assert (edge.low, edge.high) == (5, None)
 
 
 def test_what_an_interrupted_measurement_saw_is_kept(tmp_path: Path) -> None:

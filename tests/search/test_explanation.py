@@ -176,7 +176,7 @@ def test_the_cost_tells_what_is_paid_and_not_used(make_search: Make) -> None:
 def test_caveats_are_told_by_their_words() -> None:
     texts = (
         "transferred from h100_sxm by the ratio of peak rates: X was not measured",
-        "unvalidated: no public run with pipeline parallelism was available to compare with",
+        "unvalidated: no public run under load with pipeline parallelism was available to compare with",
         "contexts above 131072 tokens extrapolate attention (longest request 200000)",
         "all-reduce was measured on one machine",
     )

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from servewise.errors import InputError
-from servewise.store import new_run_dir, write_json, write_text_atomic
+from servewise.store import new_run_dir, read_document, write_json, write_text_atomic
 
 HOSTILE = [
     "..",
@@ -118,3 +118,10 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "b.json", {"x": float("nan")})
     assert not (tmp_path / "b.json").exists()
+
+
+def test_a_document_that_is_nested_without_end_is_no_bug(tmp_path: Path) -> None:
+    path = tmp_path / "nested.json"
+    path.write_text("[" * 100_000, encoding="utf-8")
+    with pytest.raises(InputError, match=r"nested\.json is not JSON: .*; give another$"):
+        read_document(path, "give another")

@@ -23,6 +23,7 @@ from servewise.store import (
     digest,
     new_run_dir,
     plan_from_json,
+    read_document,
     read_measurement,
     read_workload,
     write_calibration,
@@ -147,6 +148,8 @@ def verify(
         When the plan or its traffic cannot be read, or has no winner.
     MeasurementError
         When nothing that serves a language model answers, or nothing counts.
+    KeyboardInterrupt
+        On Ctrl-C, after what was measured until then has been written to ``out_dir``.
     """
     if out_dir is not None:
         check_run_parent(out_dir)
@@ -170,12 +173,14 @@ def verify(
         told = None if progress is None else lambda how_far: progress(words, how_far)
         chosen = secrets.randbits(32) if seed is None else seed
         measured = session.run(load, name=f"{meta.name} verified", seed=chosen, progress=told)
-    verification = verify_run(meta.name, winner, meta.promise, measured, warnings)
+    verification = verify_run(meta.name, winner, meta.promise, measured, warnings, share=share)
     run_dir = None
     if out_dir is not None:
         run_dir = new_run_dir(out_dir, f"{meta.name}-verified")
         write_measurement(run_dir, measured, summary=verification.summary, promise=meta.promise)
         write_text_atomic(run_dir / "verification.json", json.dumps(verification_json(verification), indent=1) + "\n")
+    if measured.interrupted:
+        raise KeyboardInterrupt("" if run_dir is None else f"what was measured until then is in {run_dir}")
     return VerifyResult(verification=verification, run_dir=run_dir)
 
 
@@ -196,12 +201,7 @@ def _planned_load(
 
 def _read_plan(path: Path) -> tuple[Plan, PlanMeta]:
     """A plan that was written by :func:`plan`."""
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; give a plan.json") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+    document = read_document(path, "give a plan.json")
     try:
         return plan_from_json(document)
     except InputError as error:

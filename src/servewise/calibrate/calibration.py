@@ -108,7 +108,6 @@ def calibrate(
         measured_range=MeasuredRange(
             max_running=max(_peak_running(run) for run in sound),
             max_context_tokens=max(int((run.log.input_tokens + run.log.output_tokens).max()) for run in sound),
-            max_input_tokens=max(int(run.log.input_tokens.max()) for run in sound),
         ),
         notes=notes,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -173,8 +172,8 @@ def _error(logs: Sequence[float]) -> float:
 
 
 def _peak_running(run: MeasuredRun) -> int:
-    """Most requests at once."""
+    """Most requests that were producing tokens at once: those that still waited ran nowhere."""
     log = run.log
-    times = np.concatenate([log.intended_s, log.last_token_s])
+    times = np.concatenate([log.first_token_s, log.last_token_s])
     steps = np.concatenate([np.ones(log.num_requests), -np.ones(log.num_requests)])
     return int(np.cumsum(steps[np.lexsort((steps, times))]).max())

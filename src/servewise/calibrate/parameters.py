@@ -27,7 +27,7 @@ class Parameter:
         For times [s]: so large that it would explain all of what was measured by itself.
     prior, prior_sd : float
         Mean and standard deviation of what is believed beforehand, in units.
-    start, lower, upper : float
+    lower, upper : float
         In units.
     essential : bool
         Whether it is fitted even if the runs leave it open.
@@ -37,7 +37,6 @@ class Parameter:
     unit: float
     prior: float
     prior_sd: float
-    start: float
     lower: float
     upper: float
     essential: bool = False
@@ -60,19 +59,16 @@ def parameters_of(form: CalibrationForm, runs: Sequence[MeasuredRun], table: Ste
 
 
 def _scale(name: str, prior_sd: float, *, essential: bool = False) -> Parameter:
-    return Parameter(
-        name=name, unit=1.0, prior=1.0, prior_sd=prior_sd, start=1.0, lower=0.05, upper=20.0, essential=essential
-    )
+    return Parameter(name=name, unit=1.0, prior=1.0, prior_sd=prior_sd, lower=0.05, upper=20.0, essential=essential)
 
 
-def _added(name: str, unit: float, *, prior_sd: float, start: float, essential: bool = False) -> Parameter:
+def _added(name: str, unit: float, *, prior_sd: float, essential: bool = False) -> Parameter:
     """A time that is added: never below 0, so that no step takes less than nothing."""
     return Parameter(
         name=name,
         unit=unit,
         prior=0.0,
         prior_sd=prior_sd,
-        start=start,
         lower=1e-3 if essential else 0.0,
         upper=50.0,
         essential=essential,
@@ -87,9 +83,9 @@ def _scaled(runs: Sequence[MeasuredRun], table: StepTable) -> tuple[Parameter, .
         _scale("products_scale", 0.3, essential=True),
         _scale("attention_scale", 0.5),
         _scale("request_scale", 1.0),
-        _added("step_s", step_s, prior_sd=0.3, start=0.05),
-        _added("row_s", step_s / rows, prior_sd=0.3, start=0.05),
-        _added("prompt_token_s", float(table.mixed_tokens_s[prompt]) / prompt, prior_sd=0.3, start=0.05),
+        _added("step_s", step_s, prior_sd=0.3),
+        _added("row_s", step_s / rows, prior_sd=0.3),
+        _added("prompt_token_s", float(table.mixed_tokens_s[prompt]) / prompt, prior_sd=0.3),
     )
 
 
@@ -101,7 +97,7 @@ def _absolute(runs: Sequence[MeasuredRun]) -> tuple[Parameter, ...]:
     context = max(float(np.mean(run.log.input_tokens + run.log.output_tokens / 2)) for run in runs)
 
     def added(name: str, unit: float, *, essential: bool = False) -> Parameter:
-        return _added(name, unit, prior_sd=1.0, start=0.2, essential=essential)
+        return _added(name, unit, prior_sd=1.0, essential=essential)
 
     return (
         added("step_s", min(tpot), essential=True),

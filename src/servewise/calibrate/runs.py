@@ -95,7 +95,7 @@ def checked(runs: Sequence[MeasuredRun], deployment: Deployment) -> tuple[tuple[
     if len(points) < MIN_POINTS:
         raise InputError(
             f"{len(points)} load point{'s' * (len(points) != 1)} cannot be fitted and held out; measure at least "
-            f"{MIN_POINTS} loads, from one request at a time to as many as you expect"
+            f"{MIN_POINTS} loads, from about four requests at once to as many as you expect"
         )
     engines = sorted({run.engine for run in runs} - {"unknown"})
     if len(engines) > 1:
@@ -107,7 +107,7 @@ def checked(runs: Sequence[MeasuredRun], deployment: Deployment) -> tuple[tuple[
     notes = [] if engines else ["the engine of the endpoint was not recognised: it is taken to be the deployment's"]
     kept = []
     for run in runs:
-        sound, found = _checked_run(run)
+        sound, found = checked_run(run)
         kept.append(sound)
         notes += found
     loads = [mean_running(run.log) for run in kept]
@@ -119,7 +119,7 @@ def checked(runs: Sequence[MeasuredRun], deployment: Deployment) -> tuple[tuple[
     return tuple(kept), tuple(notes)
 
 
-def _checked_run(run: MeasuredRun) -> tuple[MeasuredRun, list[str]]:
+def checked_run(run: MeasuredRun) -> tuple[MeasuredRun, list[str]]:
     """A run without its failed requests."""
     log, notes = run.log, []
     if run.distrust:

@@ -16,7 +16,7 @@ __all__ = ["calibrate"]
 @click.option("--engine-version", default="", help="Its version.  [default: the one that is planned for]")
 @click.option("--model", help="Model: a catalog name or the path of a config.json.")
 @click.option("--gpu", help="GPU: a catalog name or the path of a .toml file that describes a device.")
-@click.option("--tp", type=click.IntRange(1, 64), default=1, show_default=True, help="GPUs that share each layer.")
+@click.option("--tp", type=click.IntRange(1, 64), help="GPUs that share each layer.  [default: 1]")
 @click.option("--weights", help="Precision of the weights.  [default: the model's own]")
 @click.option(
     "--set",
@@ -36,7 +36,7 @@ def calibrate(
     engine_version: str,
     model: str | None,
     gpu: str | None,
-    tp: int,
+    tp: int | None,
     weights: str | None,
     settings: tuple[str, ...],
     out: Path,
@@ -44,9 +44,9 @@ def calibrate(
 ) -> None:
     """Fit the step model to a sweep of measured runs of one deployment.
 
-    Each RUN is a folder that `servewise measure` wrote: at least three loads of the same server, from one request at a
-    time to as many as you expect. What served them is the winner of a plan, or --engine, --model and --gpu. The file
-    goes into a service file as `calibration: FILE`.
+    Each RUN is a folder that `servewise measure` wrote: at least three loads of the same server, from about four
+    requests at once to as many as you expect. What served them is the winner of a plan, or --engine, --model and --gpu.
+    The file goes into a service file as `calibration: FILE`.
     """
     from servewise import api
     from servewise.cli.terminal import diagnose, progress, show, show_json
@@ -54,7 +54,8 @@ def calibrate(
 
     named = {"--engine": engine, "--model": model, "--gpu": gpu}
     if plan_path is not None:
-        given = [name for name, value in (named | {"--weights": weights}).items() if value] + ["--set"] * bool(settings)
+        others = {"--engine-version": engine_version, "--tp": tp, "--weights": weights, "--set": settings}
+        given = [name for name, value in (named | others).items() if value]
         if given:
             raise click.UsageError(f"{given[0]} contradicts --plan, whose winner names it; give one of the two")
         deployment = api.planned_deployment(plan_path)
@@ -67,7 +68,7 @@ def calibrate(
             model=model or "",
             gpu=gpu or "",
             engine_version=engine_version,
-            tensor_parallel_size=tp,
+            tensor_parallel_size=tp or 1,
             weights=weights,
             settings=dict(_setting(text) for text in settings),
         )

@@ -54,6 +54,7 @@ def verify(
     when the promise is kept, 3 when it is not, 4 when the measurement cannot be trusted or is too short to tell.
     """
     from servewise import api
+    from servewise.cli.app import EXIT_DONE, EXIT_INFEASIBLE, EXIT_MEASUREMENT
     from servewise.cli.measure import confirm
     from servewise.cli.terminal import diagnose, live, show, show_json
     from servewise.report import verification_json, verification_terminal
@@ -77,4 +78,4 @@ def verify(
         show(verification_terminal(found))
     if result.run_dir is not None:
         diagnose("note", f"the measurement and verification.json are in {result.run_dir}")
-    ctx.exit({"kept": 0, "broken": 3}.get(found.verdict, 4))
+    ctx.exit({"kept": EXIT_DONE, "broken": EXIT_INFEASIBLE}.get(found.verdict, EXIT_MEASUREMENT))

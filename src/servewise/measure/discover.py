@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from servewise.errors import InputError, MeasurementError
-from servewise.measure.answer import api_path
+from servewise.measure.answer import api_path, error_message
 from servewise.measure.apis import request_document
 from servewise.net.plain import Answer, PlainClient
 from servewise.types import Api, Endpoint
@@ -99,7 +99,8 @@ def discover(
         answer = _ask_one_token(client, tried)
         if answer.status == 200:
             return Discovery(endpoint=tried, max_context_tokens=engine.max_context_tokens)
-        refused = f"{api_path(replace(tried, stream=False))} answers {answer.status}: {_message(answer)}"
+        said = error_message(answer.body) or "nothing"
+        refused = f"{api_path(replace(tried, stream=False))} answers {answer.status}: {said}"
     raise MeasurementError(f"{base_url} does not generate: {refused}; check the model's name and --api")
 
 
@@ -115,15 +116,6 @@ def _ask_one_token(client: PlainClient, endpoint: Endpoint) -> Answer:
     whole = replace(endpoint, stream=False)
     asked = request_document(whole, [{"role": "user", "content": "Hello"}], 1, force=True)
     return client.post(api_path(whole), asked, timeout_s=ONE_TOKEN_TIMEOUT_S)
-
-
-def _message(answer: Answer) -> str:
-    """What an error says, shortened: servers may send a page."""
-    document = answer.json()
-    error = document.get("error", document.get("detail")) if isinstance(document, dict) else None
-    text = error.get("message") if isinstance(error, dict) else error
-    words = text if isinstance(text, str) else answer.body.decode("utf-8", errors="replace")
-    return " ".join(words.split())[:200] or "nothing"
 
 
 def _recognise(client: PlainClient, base_url: str) -> _Engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 
 from servewise.errors import InputError
 from servewise.measure.apis import API_OF_PATH
+from servewise.measure.loads import MAX_REQUESTS
 from servewise.measure.progress import Progress
 from servewise.measure.session import Session
 from servewise.measure.spec import LoadSpec
@@ -210,7 +212,7 @@ def measure_loads(
     with target.open() as session:
         job = _Job(session, load, name=name, seed=seed, promise=promise, progress=progress)
         job.open(out_dir, resume, {"loads": list(loads)})
-        return job.result([job.measure(value, 0) for value in loads], None)
+        return job.result([job.measure(value, list(loads[:i]).count(value)) for i, value in enumerate(loads)], None)
 
 
 def find_max(
@@ -256,8 +258,16 @@ def find_max(
         job = _Job(session, load, name=name, seed=seed, promise=promise, progress=progress)
         job.open(out_dir, resume, {"find_max": True})
         start = float(load.concurrency or load.rate_rps or 1.0)
-        edge = search_edge(job.measure, start=start, whole=load.concurrency is not None)
+        edge = search_edge(job.measure, start=start, whole=load.concurrency is not None, most=_most_places(load))
         return job.result(edge.points, edge)
+
+
+def _most_places(load: LoadSpec) -> float:
+    """Concurrency beyond which a load stays the same: there are no more requests. A rate has no such limit."""
+    if load.concurrency is None:
+        return math.inf
+    nums = (load.num_requests, None if load.workload is None else load.workload.num_requests)
+    return float(min(num for num in (*nums, MAX_REQUESTS) if num is not None))
 
 
 def _check(target: Target, promise: Promise | None, out_dir: Path | None) -> None:
@@ -300,6 +310,7 @@ class _Job:
         endpoint = dataclasses.asdict(self._session.discovery.endpoint)
         promise = None if self._promise is None else dataclasses.asdict(self._promise)
         asked = {"name": self._name, "endpoint": endpoint, "load": self._spec.words(), "promise": promise, **what}
+        asked |= {field: getattr(self._spec, field) for field in ("ramp_up_s", "timeout_s", "skip_longer")}
         asked = json.loads(json.dumps(asked))  # as it will be read again
         if resume is not None:
             self._folder = SweepFolder.open(resume)

@@ -20,7 +20,7 @@ from servewise.traffic.arrivals import draw_arrival_times
 from servewise.traffic.lengths import draw_lengths_of
 from servewise.types import Load, PrefixBlocks, Provenance, Workload
 
-__all__ = ["MAX_REQUESTS", "arrivals", "closed_loop", "made_up", "open_loop", "ramp"]
+__all__ = ["MAX_REQUESTS", "arrivals", "closed_loop", "made_up", "open_loop", "ramp", "turn_before"]
 
 MAX_REQUESTS: Final = 1_000_000
 NUM_RAMP_STEPS: Final = 50
@@ -145,7 +145,7 @@ def closed_loop(
     send_s[first:] = send_s[first - 1]
     return Load(
         send_s=send_s,
-        after=_turn_before(workload),
+        after=turn_before(workload),
         think_s=np.zeros(num),
         concurrency=concurrency,
         duration_s=duration_s,
@@ -157,7 +157,7 @@ def open_loop(workload: Workload, *, duration_s: float | None = None, timeout_s:
     """The workload at its own times; a turn of a conversation waits for the answer to the one before."""
     return Load(
         send_s=workload.arrival_s - workload.arrival_s[0],
-        after=_turn_before(workload),
+        after=turn_before(workload),
         think_s=np.zeros(workload.num_requests),
         concurrency=None,
         duration_s=duration_s,
@@ -165,7 +165,7 @@ def open_loop(workload: Workload, *, duration_s: float | None = None, timeout_s:
     )
 
 
-def _turn_before(workload: Workload) -> NDArray[np.int64]:
+def turn_before(workload: Workload) -> NDArray[np.int64]:
     """The request before each in its session; -1 for none."""
     before = np.full(workload.num_requests, -1, dtype=np.int64)
     if workload.session is not None:

@@ -17,6 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from servewise.measure.apis import Message, is_chat, request_document
+from servewise.measure.loads import turn_before
 from servewise.measure.tokens import Wording
 from servewise.types import Endpoint, PrefixBlocks, Workload
 
@@ -208,7 +209,7 @@ def _num_shared_blocks(prefix: PrefixBlocks | None, num_requests: int) -> NDArra
 def previous_turns(workload: Workload) -> NDArray[np.int64]:
     """The earlier request of its conversation whose prompt and answer each request repeats; -1 for none.
 
-    Such a request is the next one of its session, is at least as long as the earlier prompt with its answer, and
+    Such a request is the next one of its session, is longer than the earlier prompt with its answer, and
     begins with the earlier one's blocks. Without sessions or prefix blocks nothing is known to be repeated.
 
     Returns
@@ -216,13 +217,14 @@ def previous_turns(workload: Workload) -> NDArray[np.int64]:
     int64 array, shape (num_requests,)
     """
     found = np.full(workload.num_requests, -1, dtype=np.int64)
-    prefix, session = workload.prefix, workload.session
-    if prefix is None or session is None:
+    prefix = workload.prefix
+    if prefix is None:
         return found
-    order = np.argsort(session, kind="stable")
-    follows = session[order[1:]] == session[order[:-1]]
-    grows = workload.input_tokens[order[1:]] > (workload.input_tokens + workload.output_tokens)[order[:-1]]
-    for before, turn in zip(order[:-1][follows & grows], order[1:][follows & grows], strict=True):
+    earlier = turn_before(workload)
+    turns = np.flatnonzero(earlier >= 0)
+    grows = workload.input_tokens[turns] > (workload.input_tokens + workload.output_tokens)[earlier[turns]]
+    for turn in turns[grows]:
+        before = earlier[turn]
         row = prefix.ids[prefix.offsets[before] : prefix.offsets[before + 1]]
         next_row = prefix.ids[prefix.offsets[turn] : prefix.offsets[turn + 1]]
         if len(row) and np.array_equal(row, next_row[: len(row)]):

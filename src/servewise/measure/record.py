@@ -116,7 +116,7 @@ class Record:
             num_preemptions=np.full(len(order), -1, dtype=np.int64),
             replica=np.full(len(order), -1, dtype=np.int64),
             status=status,
-            itl=chunk_gaps(chunks, np.ones(len(order), dtype=np.bool_)) if streamed else None,
+            itl=chunk_gaps(chunks, status == RequestStatus.OK) if streamed else None,
         )
         details = RequestDetails(
             request=columns["request"],

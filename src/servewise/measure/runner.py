@@ -45,7 +45,7 @@ class Run:
     Parameters
     ----------
     log : RequestLog
-        Gaps are those between chunks, of failed requests too. An answer in one piece has no first token, and its last
+        Gaps are those between chunks. An answer in one piece has no first token, and its last
         is the end of the answer.
     details : RequestDetails
     chunks : Chunks

@@ -126,7 +126,7 @@ def compare_views(metrics: Mapping[str, NDArray[np.float64]], log: RequestLog, d
     facts: dict[str, float] = {}
     reasons: list[str] = []
     notes: list[str] = []
-    if len(metrics.get("time_s", ())) < 2:
+    if len(metrics.get("time_s", ())) < 2 or not log.num_requests:
         return ServerView(facts=facts, reasons=(), notes=())
     for name, values in metrics.items():
         if name.endswith("_total"):

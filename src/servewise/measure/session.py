@@ -69,7 +69,6 @@ class Session:
     ) -> None:
         self._api_key = api_key
         self._workers = workers
-        self._stack = ExitStack()
         with ExitStack() as stack:
             client = stack.enter_context(PlainClient(base_url, api_key=api_key))
             found = discover(client, base_url, model=model, api=api, stream=stream)

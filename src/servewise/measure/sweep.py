@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
+from servewise.measure.trust import MAX_FAILED_FRAC
 from servewise.types import Edge, SweepPoint
 
 __all__ = ["is_judged", "search_edge"]
@@ -16,8 +17,6 @@ UNTRUSTED_RUNS: Final = 3
 """Of one load, after which the search gives up: the client cannot send it."""
 MAX_POINTS: Final = 60
 LEAST_RPS: Final = 1e-3
-FAILED_FRAC: Final = 0.01
-"""As in :mod:`servewise.measure.trust`: a server that fails has broken its promise, the client is not at fault."""
 
 
 Measure = Callable[[float, int], SweepPoint]
@@ -26,7 +25,8 @@ Measure = Callable[[float, int], SweepPoint]
 
 def is_judged(point: SweepPoint) -> bool:
     """Whether a run says something about the server: nothing but failed requests speaks against its numbers."""
-    failed = point.trust.facts.get("failed_frac", 0.0) > FAILED_FRAC
+    # a server that fails has broken its promise; the client is not at fault
+    failed = point.trust.facts.get("failed_frac", 0.0) > MAX_FAILED_FRAC
     return len(point.trust.reasons) <= int(failed) and point.summary is not None
 
 

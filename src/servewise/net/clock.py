@@ -42,19 +42,18 @@ class Clock:
         self.steps = 0
         """Steps of the wall clock seen so far."""
 
-    def sync(self) -> int:
-        """Look at both clocks and return the monotonic one [ns]."""
+    def sync(self) -> None:
+        """Look at both clocks, whose distance is needed for stamps."""
         before = self._monotonic()
         wall = self._wall()
         now = self._monotonic()
         if now - before > WIDE_NS:
-            return now
+            return
         offset = wall - (before + now) // 2
         if not -STEP_NS < offset - self._offset_ns < STEP_NS:
             self.steps += 1
             self._distrust_until_ns = now + DISTRUST_NS
         self._offset_ns = offset
-        return now
 
     def _distance(self) -> int:
         """Wall minus monotonic clock by the quickest of some readings [ns]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -68,7 +69,8 @@ def corrected(table: StepTable, by: StepCorrection) -> StepTable:
         prefill_s_per_token=by.products_scale * table.prefill_s_per_token + by.prompt_token_s,
         prefill_s_per_pair=by.attention_scale * table.prefill_s_per_pair + by.pair_s,
         mixed_row_attention_fixed_s=by.attention_scale * table.mixed_row_attention_fixed_s,
-        mixed_row_attention_s_per_token=by.attention_scale * table.mixed_row_attention_s_per_token,
+        # the longer of two sides counts: what every token of context takes more belongs to both
+        mixed_row_attention_s_per_token=by.attention_scale * table.mixed_row_attention_s_per_token + by.context_token_s,
         experts_s=by.products_scale * table.experts_s,
         request_fixed_s=by.request_scale * table.request_fixed_s + by.request_s,
         request_s_per_input_token=by.request_scale * table.request_s_per_input_token + by.request_input_token_s,
@@ -118,12 +120,13 @@ def calibrated_step_model(deployment: Deployment, calibrations: Sequence[Calibra
 
 def _with_origin(model: StepModel, deployment: Deployment, calibration: Calibration) -> StepModel:
     """The same times with the calibration as their source."""
+    error = calibration.ttft_error_frac
+    ttft = "unknown" if math.isinf(error) else f"within {error:.1%}"
     origin = Provenance(
         kind="measured",
         source=f"calibration of {calibration.created}: {len(calibration.points)} runs of {calibration.engine} "
         f"{calibration.engine_version} with {calibration.model} on {calibration.gpu}",
-        note=f"points held out: TPOT within {calibration.tpot_error_frac:.1%}, TTFT within "
-        f"{calibration.ttft_error_frac:.1%} (root mean square)",
+        note=f"points held out: TPOT within {calibration.tpot_error_frac:.1%}, TTFT {ttft} (root mean square)",
     )
     absolute = calibration.form == "absolute"
     provenance = {"calibration": origin} | ({} if absolute else dict(model.provenance))

@@ -372,7 +372,7 @@ def unvalidated(deployment: Deployment) -> tuple[str, ...]:
             "a guess: nothing was measured on TGI (see docs/step-model.md)"
         )
     if parallelism.pipeline_parallel_size > 1:
-        notes.append("unvalidated: no public run with pipeline parallelism was available to compare with")
+        notes.append("unvalidated: no public run under load with pipeline parallelism was available to compare with")
     if parallelism.data_parallel_size > 1:
         notes.append("unvalidated: few public runs with data parallel attention were available to compare with")
     if deployment.speculation is not None:

@@ -165,6 +165,8 @@ def sweep_terminal(sweep: Sweep) -> RenderableType:
 def edge_words(edge: Edge, kind: str) -> str:
     """Between which loads the edge lies, and how sure that is."""
     unit = "requests/s" if kind == "rate" else "requests in flight"
+    if edge.low is None and edge.high is None:
+        return f"Nothing is known of the highest load: {edge.stopped}"
     if edge.low is None:
         return f"No load keeps the promise: {edge.stopped}"
     low = f"{edge.low:.4g} (kept in {edge.low_kept[0]} of {edge.low_kept[1]} runs)"

@@ -32,13 +32,19 @@ FULL_FRAC = 0.9
 
 
 def runs_full(shape: Shape, memory: MemoryReport, load: Load, outcome: Outcome) -> bool:
-    """Whether requests wait for slots or KV memory most of the time, not in bursts alone."""
+    """Whether requests wait for slots or KV memory most of the time, not in bursts alone.
+
+    With pipeline stages what is decoded is counted a batch; seats and memory are for those of all stages together, but
+    of TensorRT-LLM, whose batches have seats of their own.
+    """
+    stages = shape.deployment.parallelism.pipeline_parallel_size
+    seats = shape.deployment.max_rows * (stages if shape.deployment.engine == "tensorrt-llm" else 1)
     requests = load.packed.requests
     mean_tokens = float(requests.input_tokens.mean() + requests.output_tokens.mean() / 2)
-    admitted = min(shape.deployment.max_rows, memory.kv_capacity_tokens / mean_tokens)
+    admitted = min(seats, memory.kv_capacity_tokens / mean_tokens)
     decoding = _decoding_times(shape.deployment, outcome)
     mean_rows = decoding[:, layout.ROW_TIME].sum() / max(float(decoding[:, layout.NOW].sum()), 1e-9)
-    return bool(mean_rows >= FULL_FRAC * admitted)
+    return bool(stages * mean_rows >= FULL_FRAC * admitted)
 
 
 def _decoding_times(deployment: Deployment, outcome: Outcome) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from servewise.store.calibration_json import (
     read_calibration,
     write_calibration,
 )
+from servewise.store.documents import read_document
 from servewise.store.files import check_run_parent, digest, new_run_dir, write_json, write_text_atomic
 from servewise.store.imports import IMPORT_SCHEMA, read_run_dir, write_imported
 from servewise.store.logs import LOG_SCHEMA, log_to_csv, read_log, write_log
@@ -46,6 +47,7 @@ __all__ = [
     "plan_meta",
     "plan_to_json",
     "read_calibration",
+    "read_document",
     "read_log",
     "read_measurement",
     "read_run_dir",

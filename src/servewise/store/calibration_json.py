@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from servewise import __version__
 from servewise.errors import InputError
+from servewise.store.documents import read_document
 from servewise.store.files import write_text_atomic
 from servewise.types import (
     PARAMETERS,
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 CALIBRATION_SCHEMA = "servewise.calibration/1"
-MAX_DOCUMENT_BYTES = 4 << 20
 MAX_DRAWS = 10_000
 
 Unbounded = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value), Field(ge=0)]
@@ -125,12 +125,5 @@ def read_calibration(path: Path) -> Calibration:
     InputError
         When it cannot be read or is no calibration.
     """
-    try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"{path} is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; it is no calibration")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; give a file that 'servewise calibrate' wrote") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+    document = read_document(path, "give a file that 'servewise calibrate' wrote")
     return calibration_from_json(document, str(path))

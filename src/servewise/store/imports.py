@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from servewise import __version__
 from servewise.errors import InputError
+from servewise.store.documents import read_head
 from servewise.store.files import write_json
 from servewise.store.logs import read_log, write_log
 from servewise.store.measurements import (
     CHUNK_COLUMNS,
     DETAIL_COLUMNS,
-    MAX_DOCUMENT_BYTES,
     MEASUREMENT_SCHEMA,
     read_measurement,
 )
@@ -73,7 +72,7 @@ def read_run_dir(folder: Path) -> Measurement | ImportedRun:
         return read_measurement(folder)
     if not (folder / "imported.json").exists():
         raise InputError(f"{folder} holds neither measurement.json nor imported.json; give the folder of a run")
-    head = _read_head(folder / "imported.json")
+    head = read_head(folder / "imported.json", IMPORT_SCHEMA, _Head, "import the run again")
     log = read_log(folder / "requests.parquet")
     details = read_columns(folder / "details.parquet", MEASUREMENT_SCHEMA, DETAIL_COLUMNS)[0]
     if len(details["request"]) != log.num_requests:
@@ -93,23 +92,3 @@ def _read_chunks(path: Path, num_requests: int) -> Chunks | None:
         raise InputError(f"{path}: rows must ascend within 0 .. {num_requests - 1}")
     counts = np.bincount(rows, minlength=num_requests)
     return Chunks(offsets=np.concatenate(([0], np.cumsum(counts))), time_s=columns["time_s"])
-
-
-def _read_head(path: Path) -> _Head:
-    try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"{path} is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; it is no imported.json")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; import the run again") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != IMPORT_SCHEMA:
-        raise InputError(f"{path}: schema is {found!r}, this version reads {IMPORT_SCHEMA!r}")
-    try:
-        return _Head.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {where}: {first['msg']}") from error

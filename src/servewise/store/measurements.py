@@ -12,29 +12,27 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from servewise import __version__
 from servewise.errors import InputError
+from servewise.store.documents import read_head
 from servewise.store.files import write_json
 from servewise.store.logs import read_log, write_log
 from servewise.store.parquet import read_columns, write_columns
-from servewise.types import Chunks, Endpoint, Measurement, Promise, RequestDetails, Summary, Trust
+from servewise.types import Api, Chunks, Endpoint, Measurement, Promise, RequestDetails, Summary, Trust
 
 __all__ = ["MEASUREMENT_SCHEMA", "measurement_document", "read_measurement", "write_measurement"]
 
 MEASUREMENT_SCHEMA = "servewise.measurement/1"
 """Name and version of the schema of measurement.json and of the tables that only a measurement has."""
-
-MAX_DOCUMENT_BYTES = 16 << 20
 
 DETAIL_COLUMNS: dict[str, pl.DataType] = {
     "request": pl.Int64(),
@@ -55,7 +53,7 @@ class _Part(BaseModel):
 
 class _Endpoint(_Part):
     base_url: str
-    api: Literal["openai-chat", "openai-completions", "ollama-chat", "ollama-generate", "tgi-generate"]
+    api: Api
     model: str
     engine: str = "unknown"
     engine_version: str = ""
@@ -146,7 +144,7 @@ def read_measurement(folder: Path) -> Measurement:
     InputError
         When a file is missing, has another schema or impossible values.
     """
-    head = _read_head(folder / "measurement.json")
+    head = read_head(folder / "measurement.json", MEASUREMENT_SCHEMA, _Head, "give the folder of a measurement")
     log = read_log(folder / "requests.parquet")
     details = read_columns(folder / "details.parquet", MEASUREMENT_SCHEMA, DETAIL_COLUMNS)[0]
     chunks = read_columns(folder / "chunks.parquet", MEASUREMENT_SCHEMA, CHUNK_COLUMNS)[0]
@@ -176,26 +174,6 @@ def read_measurement(folder: Path) -> Measurement:
         counted_s=(-math.inf if low is None else low, math.inf if high is None else high),
         interrupted=head.interrupted,
     )
-
-
-def _read_head(path: Path) -> _Head:
-    try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"{path} is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; it is no measurement.json")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; give the folder of a measurement") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != MEASUREMENT_SCHEMA:
-        raise InputError(f"{path}: schema is {found!r}, this version reads {MEASUREMENT_SCHEMA!r}")
-    try:
-        return _Head.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {where}: {first['msg']}") from error
 
 
 def _finite(value: Any) -> Any:

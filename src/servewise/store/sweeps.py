@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from servewise.errors import InputError
+from servewise.store.documents import read_document
 from servewise.store.files import new_run_dir, write_json
 from servewise.store.measurements import read_measurement, write_measurement
 from servewise.types import Measurement, Promise, Summary
@@ -56,10 +56,7 @@ class SweepFolder:
         InputError
             When it holds no sweep.json of this version.
         """
-        try:
-            document = json.loads((path / "sweep.json").read_bytes())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} holds no readable sweep.json ({error}); give the folder of a sweep") from error
+        document = read_document(path / "sweep.json", "give the folder of a sweep")
         found = document.pop("schema", None) if isinstance(document, dict) else None
         if found != SWEEP_SCHEMA:
             raise InputError(f"{path / 'sweep.json'}: schema is {found!r}, this version reads {SWEEP_SCHEMA!r}")

@@ -6,16 +6,16 @@ known; ``NAME.json`` the rest.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from servewise.errors import InputError
+from servewise.store.documents import read_head
 from servewise.store.files import write_json
 from servewise.store.parquet import read_columns, write_columns
 from servewise.types import MaxTokensKind, PrefixBlocks, Provenance, Workload
@@ -23,7 +23,6 @@ from servewise.types import MaxTokensKind, PrefixBlocks, Provenance, Workload
 __all__ = ["WORKLOAD_SCHEMA", "read_workload", "write_workload"]
 
 WORKLOAD_SCHEMA = "servewise.workload/1"
-MAX_DOCUMENT_BYTES = 1 << 20
 REQUEST_COLUMNS: dict[str, pl.DataType] = {
     "arrival_s": pl.Float64(),
     "input_tokens": pl.Int64(),
@@ -99,7 +98,7 @@ def read_workload(path: Path) -> Workload:
     InputError
         When a file is missing, has another schema or impossible values.
     """
-    head = _read_head(path)
+    head = read_head(path, WORKLOAD_SCHEMA, _Head, "the folder of a plan holds it beside plan.json")
     requests = read_columns(path.with_suffix(".parquet"), WORKLOAD_SCHEMA, REQUEST_COLUMNS)[0]
     session, priority = requests.pop("session"), requests.pop("priority")
     num = len(requests["arrival_s"])
@@ -138,22 +137,3 @@ def _prefix(path: Path, head: _Prefix, num_requests: int) -> PrefixBlocks:
 
 def _prefix_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}.prefix.parquet")
-
-
-def _read_head(path: Path) -> _Head:
-    try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise InputError(f"{path} is larger than {MAX_DOCUMENT_BYTES >> 20} MiB; it is no workload")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; the folder of a plan holds it beside plan.json") from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != WORKLOAD_SCHEMA:
-        raise InputError(f"{path}: schema is {found!r}, this version reads {WORKLOAD_SCHEMA!r}")
-    try:
-        return _Head.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error

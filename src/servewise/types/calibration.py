@@ -81,7 +81,7 @@ class FittedParameter:
         Of :data:`PARAMETERS`.
     value : float
     interval : Interval
-        90%; of no width for a parameter that was not fitted.
+        90%; of a parameter that was not fitted, what the runs and the belief beforehand leave open.
     kept : str
         Why it was kept where it was before; empty for a fitted one.
     """
@@ -136,14 +136,13 @@ class MeasuredRange:
     Parameters
     ----------
     max_running : int
-        Most requests at once.
-    max_context_tokens, max_input_tokens : int [tokens]
-        Longest request with its answer, and longest prompt.
+        Most requests that were producing tokens at once.
+    max_context_tokens : int [tokens]
+        Longest request with its answer.
     """
 
     max_running: int
     max_context_tokens: int
-    max_input_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
