@@ -306,7 +306,8 @@ def _input_hashes(service: Service) -> dict[str, str]:
     folder = service.path.parent
     files = [service.path, service.traffic.trace, service.prices_path, *service.calibration_paths]
     files += [Path(gpu) for gpu in service.hardware if gpu.endswith(catalog.DEVICE_SUFFIX)]
-    files += [Path(model) for model in (*service.models, *service.draft_models) if model.endswith(".json")]
+    drafters = [s.draft_model.name for s in service.speculations if s.draft_model is not None]
+    files += [Path(model) for model in (*service.models, *drafters) if model.endswith(".json")]
     hashes = {}
     for path in files:
         if path is not None:

@@ -46,7 +46,6 @@ def supported_precisions(gpu: GpuSpec, engine: str = "vllm") -> tuple[Precision,
         return (Precision(),)
     engine = "llama.cpp" if engine == "ollama" else engine  # which it runs
     table = read_facts(PRECISIONS)
-    engine = {"ollama": "llama.cpp"}.get(engine, engine)  # Ollama runs llama.cpp's server
     engines = {field.rsplit(".", 2)[0] for fields in table.values() for field in fields}
     if engine not in engines:
         raise UnknownNameError("engine", engine, engines)

@@ -63,8 +63,6 @@ class Service:
         Those that can be simulated.
     speculations : tuple of Speculation
         Drafters to try with vLLM.
-    draft_models : tuple of str
-        Theirs, named as ``models`` are.
     budget : Budget
     prices_path : Path or None
         File with the user's own prices.
@@ -86,7 +84,6 @@ class Service:
     hardware: tuple[str, ...]
     engines: tuple[EngineName, ...]
     speculations: tuple[Speculation, ...]
-    draft_models: tuple[str, ...]
     budget: Budget
     prices_path: Path | None
     calibration_paths: tuple[Path, ...] = ()
@@ -126,11 +123,6 @@ def load_service(path: Path | str) -> Service:
         hardware=_each(document, "hardware", section.hardware, _gpu),
         engines=_engines(document, section.engines),
         speculations=_speculations(document, section),
-        draft_models=tuple(
-            name
-            for i, asked in enumerate(section.speculation)
-            if (name := _draft_model(document, ("speculation", i), asked)) is not None
-        ),
         budget=Budget(max_gpus=section.budget.max_gpus, usd_per_h=section.budget.usd_per_h),
         prices_path=None if section.prices is None else document.existing_file(("prices",), section.prices),
         calibration_paths=tuple(
