@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from servewise.errors import InputError
@@ -194,8 +195,13 @@ def _joint(rentals: Sequence[_Rental]) -> _Rental:
     )
 
 
-def _by_provider(num_replicas: int, gpus_per_replica: int, offers: Sequence[GpuOffer]) -> dict[str, _Rental]:
+def _by_provider(num_replicas: int, gpus_per_replica: int, offers: Sequence[GpuOffer]) -> Mapping[str, _Rental]:
     """Cheapest nodes of each provider."""
+    return _rentals(num_replicas, gpus_per_replica, tuple(offers))
+
+
+@lru_cache(maxsize=1 << 16)  # a search asks for the same fleets over and over
+def _rentals(num_replicas: int, gpus_per_replica: int, offers: tuple[GpuOffer, ...]) -> Mapping[str, _Rental]:
     _check(num_replicas, gpus_per_replica, offers)
     largest = max(offer.num_gpus for offer in offers)
     # Nodes that a replica may use: those that hold one, or only the largest there are.

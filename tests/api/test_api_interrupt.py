@@ -22,13 +22,13 @@ from servewise import search
 stage, arguments = sys.argv[1], sys.argv[2:]
 find = search.plan
 
-def plan(asked, *, progress, threads):
+def plan(asked, *, progress, **options):
     def tell(name, done, total):
         progress(name, done, total)
         if name == stage:
             print("at", name, file=sys.stderr, flush=True)
             time.sleep(60)
-    return find(asked, progress=tell, threads=threads)
+    return find(asked, progress=tell, **options)
 
 search.plan = plan
 from servewise.cli import main

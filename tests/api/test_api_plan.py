@@ -263,7 +263,7 @@ def test_without_a_folder_nothing_is_written(
     assert result.run_dir is None
     assert result.plan.winner is not None
     assert json.loads(result.json_text)["winner"] == result.plan.winner
-    assert list(dict.fromkeys(stages)) == ["step tables", "fleets", "capacity", "assurance", "operation"]
+    assert list(dict.fromkeys(stages)) == ["step tables", "fleets", "capacity", "assurance", "operation", "what if"]
     assert {p.name for p in tmp_path.iterdir()} == {"service.yaml"}
 
 

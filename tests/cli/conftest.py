@@ -39,8 +39,8 @@ class FakeApi:
     raises: BaseException | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def plan(self, service: Any, *, out_dir: Path, progress: Callable[[str, int, int], None], threads: Any) -> Any:
-        self.calls.append({"service": service, "out_dir": out_dir, "threads": threads})
+    def plan(self, service: Any, *, out_dir: Path, progress: Callable[[str, int, int], None], **options: Any) -> Any:
+        self.calls.append({"service": service, "out_dir": out_dir, **options})
         progress("simulate", 1, 2)
         progress("simulate", 2, 2)
         if self.raises is not None:

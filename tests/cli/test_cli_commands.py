@@ -23,7 +23,7 @@ Run = Callable[..., Any]
 
 
 def test_plan_prints_the_answer_on_stdout_and_the_rest_on_stderr(api: Any, run: Run, service_file: Path) -> None:
-    ended = run("plan", str(service_file), "--out", "somewhere", "--threads", "3")
+    ended = run("plan", str(service_file), "--out", "somewhere", "--threads", "3", "--quick")
     assert ended.code == 0
     assert ended.out.splitlines()[0].startswith("support-chatbot: 4 x H100-SXM-80GB: 1 replica, TP4, fp8 weights")
     assert max(len(line) for line in ended.out.splitlines()) <= 100
@@ -32,12 +32,13 @@ def test_plan_prints_the_answer_on_stdout_and_the_rest_on_stderr(api: Any, run: 
     ]
     (call,) = api.calls
     assert call["service"].models == ("openai/gpt-oss-20b",)
-    assert (call["out_dir"], call["threads"]) == (Path("somewhere"), 3)
+    assert (call["out_dir"], call["threads"], call["with_what_if"]) == (Path("somewhere"), 3, False)
 
 
 def test_runs_go_to_runs_and_threads_are_left_to_the_planner(api: Any, run: Run, service_file: Path) -> None:
     run("plan", str(service_file))
-    assert (api.calls[0]["out_dir"], api.calls[0]["threads"]) == (Path("runs"), None)
+    (call,) = api.calls
+    assert (call["out_dir"], call["threads"], call["with_what_if"]) == (Path("runs"), None, True)
 
 
 def test_json_is_one_document_and_nothing_else(api: Any, run: Run, service_file: Path) -> None:  # noqa: ARG001

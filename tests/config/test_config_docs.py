@@ -35,10 +35,11 @@ def test_the_keys_are_found_at_every_depth() -> None:
 
 
 def test_the_examples_load(tmp_path: Path) -> None:
-    service, speculation, prices = BLOCKS
-    (tmp_path / "service.yaml").write_text(service + speculation)
+    service, speculation, prices, hosted = BLOCKS
+    (tmp_path / "service.yaml").write_text(service + speculation + hosted)
     (tmp_path / "prices.yaml").write_text(prices)
     loaded = load_service(tmp_path / "service.yaml")
     assert loaded.promise.attainment == 0.99
     assert [drafter.method for drafter in loaded.speculations] == ["ngram", "draft_model"]
+    assert [offer.provider for offer in loaded.hosted_prices] == ["example"]
     assert [offer.num_gpus for offer in read_prices(tmp_path / "prices.yaml")] == [8, 1]

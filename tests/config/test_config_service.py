@@ -200,7 +200,10 @@ def test_a_drafter_has_one_rate_for_each_position_or_one_for_all(tmp_path: Path)
             "5: speculation.0: a drafter of method 'eagle' belongs to one model; list one in model",
         ),
         ({"modle": "x"}, "5: modle: unknown key; did you mean model?"),
-        ({"colour": "x"}, "5: colour: unknown key; known here: budget, calibration, engines, hardware, model, name,"),
+        (
+            {"colour": "x"},
+            "5: colour: unknown key; known here: budget, calibration, engines, hardware, hosted, model, name,",
+        ),
         ({"promise": "{tpot: 1}"}, "3: promise.tpot: unknown key; did you mean tpot_s?"),
         ({"promise": "{ttft_p99: 1}"}, "3: promise.ttft_p99: unknown key; did you mean ttft_p99_s?"),
         ({"promise": "{ttft_p100_s: 1}"}, "3: promise.ttft_p100_s: unknown key; did you mean ttft_p99_s?"),

@@ -20,7 +20,7 @@ from servewise.deploy import launches, notes, render_launch
 from servewise.errors import InputError
 from servewise.metrics import e2e_s, tpot_s, ttft_s
 from servewise.perf import calibrated_step_model
-from servewise.report import PlanReport, plan_html
+from servewise.report import PlanReport, advice, plan_html
 from servewise.sim import run
 from servewise.store import (
     check_run_parent,
@@ -92,6 +92,7 @@ def plan(
     out_dir: Path | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     threads: int | None = None,
+    with_what_if: bool = True,
 ) -> PlanResult:
     """Find the deployments that keep a service's promise, cheapest first in $ per million tokens at goodput.
 
@@ -104,6 +105,8 @@ def plan(
     progress : callable, optional
         Called with the stage, the steps done and the steps in all.
     threads : int, optional
+    with_what_if : bool
+        Also plan again with other promises, loads and choices, for the recommendation and what the promise costs.
 
     Returns
     -------
@@ -119,7 +122,8 @@ def plan(
     if out_dir is not None:
         check_run_parent(out_dir)
     asked = resolve(service)
-    found = search.plan(asked, progress=progress, threads=threads)
+    found = search.plan(asked, progress=progress, threads=threads, with_what_if=with_what_if)
+    found = replace(found, advice=advice(found, asked.promise))
     hashes = _input_hashes(service)
     meta = plan_meta(asked, name=service.name, input_hashes=hashes, seeds={"traffic": service.traffic.seed})
     document = plan_to_json(found, meta)
@@ -181,6 +185,7 @@ def resolve(service: Service) -> Search:
         start_up_s=service.start_up_s,
         speculations=service.speculations,
         calibrations=tuple(read_calibration(path) for path in service.calibration_paths),
+        hosted_prices={m.name: service.hosted_prices or catalog.hosted_prices(m.name) for m in models},
     )
 
 

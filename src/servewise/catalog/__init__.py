@@ -4,6 +4,7 @@ from servewise.catalog.config_json import SUPPORTED_ARCHITECTURES, read_config_j
 from servewise.catalog.devices import DEVICE_SUFFIX, device_offer, read_device
 from servewise.catalog.facts import Fact, read_facts
 from servewise.catalog.gpus import get_gpu, list_gpus
+from servewise.catalog.hosted import all_hosted_prices, hosted_prices
 from servewise.catalog.listing import gpu_rows, model_rows
 from servewise.catalog.models import get_model, list_models
 from servewise.catalog.params import ParamCounts, param_counts
@@ -15,11 +16,13 @@ __all__ = [
     "SUPPORTED_ARCHITECTURES",
     "Fact",
     "ParamCounts",
+    "all_hosted_prices",
     "all_offers",
     "device_offer",
     "get_gpu",
     "get_model",
     "gpu_rows",
+    "hosted_prices",
     "list_gpus",
     "list_models",
     "model_rows",

@@ -24,9 +24,16 @@ __all__ = ["plan"]
     is_flag=True,
     help="Also show the engines side by side, what the numbers consist of, their sources, and the nearest runs.",
 )
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Leave out what would change the decision and what the promise costs, which are planned anew each.",
+)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to simulate with.  [default: one per core]")
 @click.pass_context
-def plan(ctx: click.Context, service: Path, out: Path, as_json: bool, explain: bool, threads: int | None) -> None:
+def plan(
+    ctx: click.Context, service: Path, out: Path, as_json: bool, explain: bool, quick: bool, threads: int | None
+) -> None:
     """Find the cheapest deployment that keeps the promise.
 
     SERVICE.yaml says what is promised to whom: traffic, model, promise, quality, hardware and prices. Without
@@ -40,7 +47,7 @@ def plan(ctx: click.Context, service: Path, out: Path, as_json: bool, explain: b
 
     asked = load_service(service)
     with progress() as report_progress:
-        result = api.plan(asked, out_dir=out, progress=report_progress, threads=threads)
+        result = api.plan(asked, out_dir=out, progress=report_progress, threads=threads, with_what_if=not quick)
     if as_json:
         click.echo(result.json_text)
     else:

@@ -110,6 +110,14 @@ class SpeculationSection(Section):
     head_name: Name = ""
 
 
+class HostedSection(Section):
+    """What a provider charges by the token."""
+
+    provider: Name
+    usd_per_mtok_input: Positive
+    usd_per_mtok_output: Positive
+
+
 class ServiceSection(Section):
     """The whole file."""
 
@@ -124,4 +132,5 @@ class ServiceSection(Section):
     speculation: list[SpeculationSection] = Field(default_factory=list)
     budget: BudgetSection = BudgetSection()
     prices: Name | None = None
+    hosted: list[HostedSection] = Field(default_factory=list)
     calibration: Names = Field(default_factory=list)

@@ -20,11 +20,13 @@ from servewise.types import (
     Effort,
     EngineName,
     GpuSpec,
+    HostedPrice,
     Metric,
     ModelSpec,
     PercentileLimit,
     PriceKind,
     Promise,
+    Provenance,
     Router,
     Speculation,
     TaskKind,
@@ -68,6 +70,8 @@ class Service:
         File with the user's own prices.
     calibration_paths : tuple of Path
         Files that ``servewise calibrate`` wrote.
+    hosted_prices : tuple of HostedPrice
+        What the user's providers charge for the model; empty: the built-in prices count.
     """
 
     name: str
@@ -87,6 +91,7 @@ class Service:
     budget: Budget
     prices_path: Path | None
     calibration_paths: tuple[Path, ...] = ()
+    hosted_prices: tuple[HostedPrice, ...] = ()
 
 
 def load_service(path: Path | str) -> Service:
@@ -129,6 +134,24 @@ def load_service(path: Path | str) -> Service:
             document.existing_file(_location(document, "calibration", i), name)
             for i, name in enumerate(section.calibration)
         ),
+        hosted_prices=_hosted(document, section),
+    )
+
+
+def _hosted(document: Document, section: ServiceSection) -> tuple[HostedPrice, ...]:
+    """The user's own prices by the token; they are one model's."""
+    if section.hosted and len(section.model) > 1:
+        raise document.error(("hosted",), "prices by the token belong to one model; list one in model")
+    origin = Provenance(kind="spec", source=f"{document.path.name}, key hosted", accessed="")
+    return tuple(
+        HostedPrice(
+            provider=asked.provider,
+            model=section.model[0],
+            usd_per_mtok_input=asked.usd_per_mtok_input,
+            usd_per_mtok_output=asked.usd_per_mtok_output,
+            provenance=origin,
+        )
+        for asked in section.hosted
     )
 
 

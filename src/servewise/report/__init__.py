@@ -1,5 +1,6 @@
 """Plans for people: text for a terminal and one self-contained page."""
 
+from servewise.report.advice import advice
 from servewise.report.calibration import calibration_terminal
 from servewise.report.comparison import comparison_json, comparison_terminal
 from servewise.report.difference import difference_json, difference_terminal, imported_json, imported_terminal
@@ -13,6 +14,7 @@ from servewise.report.words import shortfall
 
 __all__ = [
     "PlanReport",
+    "advice",
     "calibration_terminal",
     "comparison_json",
     "comparison_terminal",

@@ -14,7 +14,7 @@ from servewise.report.view import PlanReport
 from servewise.types import Candidate, Promise
 from servewise.units import format_duration, format_usd
 
-__all__ = ["frontier_figure", "latency_figures", "load_figure"]
+__all__ = ["GOOD", "LIMIT", "PALETTE", "Figure", "axis", "figure", "frontier_figure", "latency_figures", "load_figure"]
 
 Figure = dict[str, Any]
 
@@ -68,10 +68,10 @@ def frontier_figure(report: PlanReport) -> Figure | None:
             }
         )
     percent = f"{100 * report.promise.attainment:g}"
-    return _figure(
+    return figure(
         traces,
-        xaxis=_axis(f"E2E p{percent} [s]", [c.latency_s for c in kept]),
-        yaxis={**_axis("$ per Mtok output at load", [_usd_at_load(c) for c in kept]), "tickprefix": "$"},
+        xaxis=axis(f"E2E p{percent} [s]", [c.latency_s for c in kept]),
+        yaxis={**axis("$ per Mtok output at load", [_usd_at_load(c) for c in kept]), "tickprefix": "$"},
     )
 
 
@@ -151,13 +151,13 @@ def _latency_figure(
         "text": notes,
         "hovertemplate": "%{text}<extra></extra>",
     }
-    return _figure(
+    return figure(
         [trace, *([marks] if reached else [])],
         height=340,
         showlegend=False,
         shapes=[shape for limit_s, percent in limits for shape in _limit_shapes(limit_s, percent)],
         annotations=[_note_above("<br>".join(notes), xref="paper", x=0, xanchor="left")] if notes else [],
-        xaxis=_axis(f"{name} [s]", [*values, *(limit_s for limit_s, _ in limits)]),
+        xaxis=axis(f"{name} [s]", [*values, *(limit_s for limit_s, _ in limits)]),
         yaxis={"title": {"text": "requests at or below"}, "ticksuffix": "%", "range": [0, 102]},
     )
 
@@ -233,7 +233,7 @@ def load_figure(candidate: Candidate) -> Figure | None:
         },
     ]
     shapes, notes = _load_marks(candidate)
-    return _figure(
+    return figure(
         traces,
         shapes=shapes,
         annotations=notes,
@@ -278,7 +278,7 @@ def _usd_at_load(candidate: Candidate) -> float:
     return math.nan if candidate.cost is None else candidate.cost.usd_per_mtok_output_at_load
 
 
-def _axis(title: str, values: Iterable[float]) -> Figure:
+def axis(title: str, values: Iterable[float]) -> Figure:
     """A linear axis from zero, or a logarithmic one when the values span more than a factor of eight."""
     positive = [v for v in values if v > 0]
     axis: Figure = {"title": {"text": title}}
@@ -290,5 +290,5 @@ def _axis(title: str, values: Iterable[float]) -> Figure:
     return {**axis, "rangemode": "tozero"}
 
 
-def _figure(traces: list[Figure], **layout: Any) -> Figure:
+def figure(traces: list[Figure], **layout: Any) -> Figure:
     return {"data": [{"type": "scatter", **trace} for trace in traces], "layout": {"height": 440, **layout}}

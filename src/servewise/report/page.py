@@ -11,6 +11,7 @@ from typing import Any
 
 from servewise import __version__
 from servewise.report import sureness, words
+from servewise.report.cost_figures import COST_FIGURE, cost_figures
 from servewise.report.effort_words import effort_words
 from servewise.report.escape import html_text, json_in_html
 from servewise.report.figures import frontier_figure, latency_figures, load_figure
@@ -59,6 +60,8 @@ def plan_html(report: PlanReport) -> str:
         "" if shown is None else sure_section(shown),
         "" if report.plan.explanation is None else explanation_section(report.plan.explanation),
         _rejection_table(report),
+        _recommendation(report),
+        _promise_cost(figures),
         _warnings(report, shown),
         _provenance_table(report),
         _facts_table(report),
@@ -79,12 +82,18 @@ _LOAD_NOTE = (
     " promise, red crosses break it; the knee is the highest load that keeps it."
 )
 
+_COST_NOTE = (
+    "Dollars per million output tokens at load of the cheapest fleet, planned again for each value; the marker is this"
+    " plan. Gaps: nothing keeps the promise. Over the load, the dotted lines are what providers charge by the token."
+)
+
 
 def _figures(report: PlanReport, shown: Candidate | None) -> dict[str, Any]:
     found = {"frontier": frontier_figure(report)}
     if shown is not None:
         found |= latency_figures(report, shown)
         found["load"] = load_figure(shown)
+    found |= cost_figures(report)
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
@@ -258,6 +267,16 @@ def _ranking_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str
 def _risk_notes(shown: Sequence[Candidate], report: PlanReport) -> str:
     notes = words.risk_notes(shown, with_model=words.several_models(report.plan))
     return "".join(f'<p class="soft">{html_text(note)}</p>' for note in notes)
+
+
+def _recommendation(report: PlanReport) -> str:
+    rows = [[said.topic, said.text] for said in report.plan.advice]
+    return "<h2>Recommendation</h2>" + html_table("In words", ["About", "What"], rows) if rows else ""
+
+
+def _promise_cost(figures: Mapping[str, Any]) -> str:
+    names = [name for name in figures if name.startswith(COST_FIGURE)]
+    return _figure_section(names, figures, "What the promise costs", _COST_NOTE)
 
 
 def _rejection_table(report: PlanReport) -> str:

@@ -16,6 +16,7 @@ from servewise.report.effort_words import effort_words
 from servewise.report.escape import visible
 from servewise.report.explain import engine_blocks, explanation_blocks
 from servewise.report.operation_words import autoscaling_words, failure_words
+from servewise.report.promise_cost import promise_cost_blocks
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -61,6 +62,7 @@ def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableTyp
     if explain and report.plan.explanation is not None:
         parts += explanation_blocks(report.plan.explanation)
     parts += _warnings(report, winner)
+    parts += promise_cost_blocks(report.plan, report.promise) + _recommendation(report)
     parts.append(_footer(report, winner))
     return Group(*parts)
 
@@ -226,6 +228,12 @@ def _rejected(report: PlanReport) -> list[RenderableType]:
         heading(f"Turned down: {total:,} of {len(report.plan.candidates):,} candidates"),
         Padding(table, (0, 0, 0, 2)),
     ]
+
+
+def _recommendation(report: PlanReport) -> list[RenderableType]:
+    if not report.plan.advice:
+        return []
+    return [heading("Recommendation"), facts([(said.topic, said.text) for said in report.plan.advice])]
 
 
 def _warnings(report: PlanReport, winner: Candidate | None) -> list[RenderableType]:

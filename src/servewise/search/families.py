@@ -30,6 +30,7 @@ __all__ = [
     "least_hopeless",
     "most_replicas",
     "search_family",
+    "shape_bounds",
     "simulated_whole",
 ]
 
@@ -87,7 +88,7 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
         if deployment.disaggregation is not None:
             load = group_load(search, deployment, rule)
             family.loads.append(load)
-            family.bounds.append(group_bounds(load, deployment))
+            family.bounds.append(shape_bounds(search, deployment, load))
             continue
         captured = capture_sizes(deployment)
         if captured not in models:
@@ -107,18 +108,25 @@ def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object,
             Load(workload=search.workload, promise=search.promise, rule=rule, packed=packs[key], step_model=model)
         )
         if captured not in limits:  # bounds of the largest settings hold for all
-            limits[captured] = bounds(
-                packs[key],
-                idle_ranks(model.table, num_ranks(deployment)),
-                search.promise,
-                rule,
-                knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
-                num_ranks=deployment.parallelism.data_parallel_size,
-                num_stages=deployment.parallelism.pipeline_parallel_size,
-                tokens_per_step=deployment.max_tokens_per_step,
-            )
+            limits[captured] = shape_bounds(search, deployment, family.loads[-1])
         family.bounds.append(limits[captured])
     return family
+
+
+def shape_bounds(search: Search, deployment: Deployment, load: Load) -> Bounds:
+    """What no fleet of a shape beats under a load and its promise."""
+    if deployment.disaggregation is not None:
+        return group_bounds(load, deployment)
+    return bounds(
+        load.packed,
+        idle_ranks(load.step_model.table, num_ranks(deployment)),
+        load.promise,
+        load.rule,
+        knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
+        num_ranks=deployment.parallelism.data_parallel_size,
+        num_stages=deployment.parallelism.pipeline_parallel_size,
+        tokens_per_step=deployment.max_tokens_per_step,
+    )
 
 
 def least_cost(search: Search, shape: Shape, load: Load, num_replicas: int) -> float:
@@ -189,7 +197,7 @@ def _same_schedule(shape: Shape, load: Load, bound: Bounds, earlier: Sequence[Re
                 status="same_schedule",
                 reason=f"behaves exactly like candidate {base.index}",
             )
-            return Result(candidate=candidate, shape=shape, load=load, bound=bound)
+            return Result(candidate=candidate, shape=shape, load=load, bound=bound, fewest=result.fewest)
     return None
 
 
@@ -235,13 +243,12 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
     assert memory is not None  # noqa: S101 (members of a family fit in memory)
     if load.rule is not None and bound.num_hopeless > load.rule.max_bad:
         share = bound.num_hopeless / search.workload.num_requests
-        return verdict_of(
-            shape, load, bound, "broken", f"{share:.1%} of requests are refused or miss a limit even on an idle replica"
-        )
+        hopeless = f"{share:.1%} of requests are refused or miss a limit even on an idle replica"
+        return replace(verdict_of(shape, load, bound, "broken", hopeless), fewest=MAX_GPUS + 1)
     most, why_no_more = most_replicas(search, shape.deployment)
     if bound.num_replicas > most:
         work = f"the work needs at least {replicas(bound.num_replicas)} > {most} ({why_no_more})"
-        return verdict_of(shape, load, bound, "broken", work)
+        return replace(verdict_of(shape, load, bound, "broken", work), fewest=bound.num_replicas)
     alike = [point for point in points if point.kind == kind_of(shape.deployment)]
 
     def worth(num_replicas: int) -> bool:
@@ -257,7 +264,8 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
 
     fleet = find_fleet(shape, memory, load, fewest=bound.num_replicas, most=most, worth=worth, matters=matters)
     first = None if fleet.first is None else _point(search, shape, load, fleet.first)
-    common = {"demand": fleet.demand, "first": first, "num_requests_simulated": fleet.num_requests_simulated}
+    known = {"fewest": fleet.num_replicas, "num_requests_simulated": fleet.num_requests_simulated}
+    common = {"demand": fleet.demand, "first": first, **known}
     if fleet.beaten or fleet.trial is None:
         dollars = least_cost(search, shape, load, fleet.num_replicas)
         reason = f"at least ${dollars:.3f} per Mtok output and {bound.latency_s:.1f} s of E2E; another fleet beats both"
@@ -267,7 +275,7 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
             )
             return replace(verdict_of(shape, load, bound, "dominated", reason), **common)  # type: ignore[arg-type]
         verdict = verdict_of(shape, load, bound, "dominated", reason)
-        return replace(verdict, num_requests_simulated=fleet.num_requests_simulated)
+        return replace(verdict, **known)  # type: ignore[arg-type]
     trial = fleet.trial
     if trial.stopped:
         return replace(_stopped(shape, load, bound, trial, why_no_more), **common)  # type: ignore[arg-type]

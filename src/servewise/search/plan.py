@@ -20,6 +20,7 @@ from servewise.search.operation import autoscaling, failure
 from servewise.search.pricing import price
 from servewise.search.results import Point, Result, without_beaten
 from servewise.search.shapes import Shape, enumerate_shapes
+from servewise.search.what_if import what_if
 from servewise.sim import compile_drivers, driver_name, not_compiled
 from servewise.types import Candidate, Candidates, Explanation, Plan, Search, best_of_each
 
@@ -39,7 +40,14 @@ NUM_IN_FULL = 4
 """Cheapest candidates of the frontier, the winner first, that get intervals, a load curve and a verdict."""
 
 
-def plan(search: Search, *, progress: Progress | None = None, threads: int | None = None, prune: bool = True) -> Plan:
+def plan(
+    search: Search,
+    *,
+    progress: Progress | None = None,
+    threads: int | None = None,
+    prune: bool = True,
+    with_what_if: bool = False,
+) -> Plan:
     """Find the deployments that keep the promise, cheapest first.
 
     Parameters
@@ -50,6 +58,8 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         Defaults to the number of cores; the outcome does not depend on it.
     prune : bool
         False simulates every shape that fits, for comparison with the pruned search.
+    with_what_if : bool
+        Also plan again with other promises, loads and choices.
 
     Returns
     -------
@@ -62,7 +72,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
     shapes = enumerate_shapes(search)
     results: list[Result] = []
     complete, explanation = True, None
-    broken_down, following = None, None
+    broken_down, following, changes = None, None, None
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         try:
             _search_all(search, shapes, pool, tell, results, prune=prune)
@@ -73,6 +83,8 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
             if best is not None:
                 broken_down, following = failure(search, best), autoscaling(search, best)
             tell("operation", 1, 1)
+            if with_what_if and best is not None:
+                changes = what_if(search, results, best, _good(results), pool, tell)
         except KeyboardInterrupt:  # what was found is worth keeping
             pool.shutdown(cancel_futures=True)
             complete = False
@@ -100,6 +112,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         failure=broken_down,
         autoscaling=following,
         engines=tuple(columns(engine) for engine, _ in search.engines),
+        what_if=changes,
     )
 
 
@@ -146,6 +159,13 @@ def _assure_best(search: Search, pool: ThreadPoolExecutor, tell: Progress, resul
         results[place[candidate.index]] = replace(results[place[candidate.index]], candidate=candidate)
         tell("assurance", done, len(chosen))
     return explanation
+
+
+def _good(results: Sequence[Result]) -> tuple[int, ...]:
+    """Indices of shapes that are likely to answer other questions, too, the winner first."""
+    candidates = {result.candidate.index: result.candidate for result in results}
+    ranking = _ranking(list(candidates.values()))
+    return (*best_of_each(candidates, ranking)[:NUM_PRICED], *_frontier(candidates, ranking))
 
 
 def _winner(results: Sequence[Result]) -> Result | None:

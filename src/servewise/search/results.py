@@ -39,6 +39,8 @@ class Result:
         Of the smallest fleet that keeps the promise, where that was passed over because one replica more breaks it.
     unfinished : (int, str) or None
         Size of the largest fleet tried, which was simulated until it had broken the promise, and why none larger was.
+    fewest : int
+        Smaller fleets are known to break the promise.
     num_requests_simulated : int
     """
 
@@ -49,6 +51,7 @@ class Result:
     demand: Demand | None = None
     first: Point | None = None
     unfinished: tuple[int, str] | None = None
+    fewest: int = 1
     num_requests_simulated: int = 0
 
     @property

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from servewise.types import (
+    AdviceSentence,
     Autoscaling,
     Budget,
     CandidateStatus,
@@ -36,6 +37,7 @@ from servewise.types import (
     SpeculationMethod,
     Verdict,
     WeightPrecision,
+    WhatIf,
 )
 
 __all__ = ["PLAN_SCHEMA", "PlanDocument", "WorkloadMeta", "plan_json_schema"]
@@ -366,6 +368,8 @@ class PlanDocument(_Document):
     autoscaling: Autoscaling | None = None
     engines: tuple[EngineColumnsDocument, ...] = ()
     effort_facts: dict[str, EffortFact] = Field(default_factory=dict)
+    what_if: WhatIf | None = None
+    advice: tuple[AdviceSentence, ...] = ()
 
 
 def plan_json_schema() -> dict[str, Any]:

@@ -179,6 +179,8 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         autoscaling=plan.autoscaling,
         engines=tuple(map(columns_document, plan.engines)),
         effort_facts=facts_of_plan(plan),
+        what_if=plan.what_if,
+        advice=plan.advice,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -229,6 +231,8 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         failure=parsed.failure,
         autoscaling=parsed.autoscaling,
         engines=tuple(columns_of(engine, parsed.effort_facts) for engine in parsed.engines),
+        what_if=parsed.what_if,
+        advice=parsed.advice,
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta
@@ -244,7 +248,8 @@ def _parse(text: str) -> PlanDocument:
         raise InputError(f"plan is damaged at {where}: {first['msg']}, found {first['input']!r:.80}") from error
     known = {candidate.index for candidate in parsed.candidates}
     ends = [index for index in (parsed.winner, parsed.nearest) if index is not None]
-    for index in (*ends, *parsed.ranking, *parsed.frontier):
+    replanned = [] if parsed.what_if is None else [fleet.candidate for fleet in parsed.what_if.fleets]
+    for index in (*ends, *parsed.ranking, *parsed.frontier, *replanned):
         if index not in known:
             raise InputError(f"plan is damaged: it refers to candidate {index}, which it does not hold")
     for candidate in parsed.candidates:

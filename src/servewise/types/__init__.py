@@ -1,5 +1,6 @@
 """The shared vocabulary: frozen dataclasses and struct-of-arrays tables. Rooms meet only through these."""
 
+from servewise.types.advice import AdviceSentence, AdviceTopic
 from servewise.types.assurance import (
     LIKELY_FRAC,
     VERY_LIKELY_FRAC,
@@ -95,6 +96,17 @@ from servewise.types.provenance import Kind, Provenance
 from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
 from servewise.types.sweep import Edge, Sweep, SweepPoint
 from servewise.types.verification import Compared, LimitCheck, Standing, Verification, VerifyVerdict
+from servewise.types.what_if import (
+    Alternative,
+    Hosted,
+    HostedPrice,
+    LargestBatch,
+    Replanned,
+    Restriction,
+    Variation,
+    VariationPoint,
+    WhatIf,
+)
 from servewise.types.workload import MaxTokensKind, PrefixBlocks, Workload
 
 __all__ = [
@@ -106,6 +118,9 @@ __all__ = [
     "ROLES",
     "UNCORRECTED",
     "VERY_LIKELY_FRAC",
+    "AdviceSentence",
+    "AdviceTopic",
+    "Alternative",
     "Api",
     "Assurance",
     "AttentionKind",
@@ -148,6 +163,8 @@ __all__ = [
     "GpuOffer",
     "GpuSpec",
     "GroupRouter",
+    "Hosted",
+    "HostedPrice",
     "ImportedRun",
     "InstancePool",
     "Interval",
@@ -155,6 +172,7 @@ __all__ = [
     "Kind",
     "KvLink",
     "KvPrecision",
+    "LargestBatch",
     "LimitCheck",
     "LlamacppParams",
     "Load",
@@ -184,9 +202,11 @@ __all__ = [
     "Promise",
     "Prompts",
     "Provenance",
+    "Replanned",
     "RequestDetails",
     "RequestLog",
     "RequestStatus",
+    "Restriction",
     "Role",
     "Router",
     "SafetyMargin",
@@ -210,11 +230,14 @@ __all__ = [
     "Topology",
     "TrtllmParams",
     "Trust",
+    "Variation",
+    "VariationPoint",
     "Verdict",
     "Verification",
     "VerifyVerdict",
     "VllmParams",
     "WeightPrecision",
+    "WhatIf",
     "Workload",
     "best_of_each",
     "chain_acceptance",

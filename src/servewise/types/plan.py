@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from servewise.types.advice import AdviceSentence
 from servewise.types.assurance import Assurance
 from servewise.types.calibration import Calibration
 from servewise.types.deployment import Deployment, EngineName, Precision, Router
@@ -17,6 +18,7 @@ from servewise.types.operation import Autoscaling, Failure
 from servewise.types.perf import MemoryReport
 from servewise.types.promise import Promise, Summary
 from servewise.types.speculation import Speculation
+from servewise.types.what_if import HostedPrice, WhatIf
 from servewise.types.workload import Workload
 
 __all__ = [
@@ -90,6 +92,8 @@ class Search:
         Drafters that are tried with vLLM, beside none.
     calibrations : tuple of Calibration
         Corrections of step models by the user's own runs.
+    hosted_prices : mapping of str to tuple of HostedPrice
+        By model name: what buying its tokens costs.
     """
 
     workload: Workload
@@ -106,6 +110,7 @@ class Search:
     start_up_s: float | None = None
     speculations: tuple[Speculation, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    hosted_prices: Mapping[str, tuple[HostedPrice, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +247,10 @@ class Plan:
         A fleet of the winner's replicas that follows the load; None as above, and where there is nothing to follow.
     engines : tuple of EngineColumns
         How each engine that was asked for compares beside its performance.
+    what_if : WhatIf or None
+        What would change the decision and what the promise costs; None without a winner, or when not asked for.
+    advice : tuple of AdviceSentence
+        The recommendation in words; empty without a winner.
     """
 
     candidates: tuple[Candidate, ...]
@@ -258,6 +267,8 @@ class Plan:
     failure: Failure | None = None
     autoscaling: Autoscaling | None = None
     engines: tuple[EngineColumns, ...] = ()
+    what_if: WhatIf | None = None
+    advice: tuple[AdviceSentence, ...] = ()
 
     @property
     def alternatives(self) -> tuple[int, ...]:

@@ -1,0 +1,178 @@
+"""What would change the decision: other prices, loads and promises, and buying the tokens instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from servewise.report import words
+from servewise.report.advice_parts import Said, Side, percent, sentence
+from servewise.types import AdviceSentence, AdviceTopic, Promise
+from servewise.units import format_duration, format_usd
+
+__all__ = ["asked", "changes", "hosted", "limit_name", "limit_words", "nines"]
+
+Curve = Sequence[tuple[float, Side | None, str]]
+
+
+def changes(said: Said, winner: Side) -> Iterator[AdviceSentence]:
+    """At which price, load and promise another deployment is the cheapest."""
+    yield from _price(said, winner)
+    if said.what_if is None:
+        return
+    for variation in said.what_if.variations:
+        name = variation.variable
+        topic: AdviceTopic = "load" if name == "load" else "promise"
+        shown = partial(limit_words, name)
+        parts, about = _around(said.curve(name), asked(said.promise, name), winner, shown)
+        if parts:
+            yield sentence(topic, f"{limit_name(name)}: {'; '.join(parts)}.", winner, *about)
+
+
+def _price(said: Said, winner: Side) -> Iterator[AdviceSentence]:
+    """The prices of GPUs at which the decision changes; fleets of one GPU cost what it costs, so they are exact."""
+    sides = [(alternative.value, side) for alternative, side, _ in said.alternatives("gpu") if side is not None]
+    own = [name for name, side in sides if side.decision == winner.decision]
+    others = [(name, side) for name, side in sides if side.decision != winner.decision]
+    if not own or not others:
+        return
+    name, nearest = min(others, key=lambda named: named[1].usd_per_mtok)
+    parts = [f"{own[0]} may cost {_rise(nearest, winner)} more until {name} is cheaper"]
+    parts += [f"{name} wins if it costs {_fall(side, winner)} less" for name, side in others]
+    yield sentence("price", f"Price: {'; '.join(parts)}.", winner, *(side for _, side in others))
+
+
+def _rise(side: Side, winner: Side) -> str:
+    return percent(side.usd_per_mtok, winner.usd_per_mtok).removeprefix("+")
+
+
+def _fall(side: Side, winner: Side) -> str:
+    return percent(winner.usd_per_mtok, side.usd_per_mtok).removeprefix("-")
+
+
+def _around(
+    curve: Curve, own: float, winner: Side, shown: Callable[[float], str]
+) -> tuple[list[str], list[Side | str]]:
+    """How far the decision holds below and above the plan's own value, and what comes then."""
+    parts: list[str] = []
+    about: list[Side | str] = []
+    below, above = [point for point in reversed(curve) if point[0] < own], [point for point in curve if point[0] > own]
+    for to, points in (("down to", below), ("up to", above)):
+        same: list[tuple[float, Side]] = []
+        for value, side, pointer in points:
+            if side is not None and side.decision == winner.decision:
+                same.append((value, side))
+                continue
+            if same:
+                parts.append(_same(to, *same[-1], winner, shown))
+                about.append(same[-1][1])
+            if side is None:
+                parts.append(f"at {shown(value)} nothing keeps the promise")
+                about.append(pointer)
+            else:
+                parts.append(f"at {shown(value)} {side.words} is the cheapest, {_cost(side, winner)}")
+                about.append(side)
+            break
+        else:
+            if same:
+                parts.append(_same(to, *same[-1], winner, shown))
+                about.append(same[-1][1])
+    return parts, about
+
+
+def _same(to: str, value: float, side: Side, winner: Side, shown: Callable[[float], str]) -> str:
+    num, now = side.candidate.deployment.num_replicas, winner.candidate.deployment.num_replicas
+    replicas = "" if num == now else f" with {words.count(num, 'replica')}"
+    return f"the same deployment{replicas} {to} {shown(value)}, {_cost(side, winner)}"
+
+
+def _cost(side: Side, winner: Side) -> str:
+    return f"{format_usd(side.usd_per_mtok)} per Mtok ({percent(side.usd_per_mtok, winner.usd_per_mtok)})"
+
+
+def nines(said: Said, winner: Side) -> Iterator[AdviceSentence]:
+    """The price of one more nine: a tenth as many requests may miss the limits."""
+    points, own = said.curve("attainment"), said.promise.attainment
+    if not points:
+        return
+    next_nine = 1.0 - (1.0 - own) / 10.0
+    found = next(((side, pointer) for value, side, pointer in points if math.isclose(value, next_nine)), None)
+    asked, wanted = f"{100 * own:.10g}%", f"{100 * next_nine:.10g}%"
+    if found is None:
+        text = f"One more nine ({wanted}) was not planned: the traffic is too short to tell it from {asked}."
+        yield sentence("nines", text, winner, "/promise")
+    elif found[0] is None:
+        yield sentence("nines", f"One more nine ({wanted}): nothing keeps it.", winner, "/promise", found[1])
+    else:
+        text = f"One more nine ({wanted} instead of {asked}) takes {found[0].words}, {_cost(found[0], winner)}."
+        yield sentence("nines", text, winner, "/promise", found[1], found[0])
+
+
+def hosted(said: Said, winner: Side) -> Iterator[AdviceSentence]:
+    """Whether buying the tokens is cheaper, and from which load on it is not."""
+    offers = () if said.what_if is None else said.what_if.hosted
+    if not offers:
+        return
+    cheapest = offers[0]
+    price = format_usd(cheapest.usd_per_mtok_output)
+    text = (
+        f"Bought by the token this traffic costs {price} per Mtok output with its input from {cheapest.price.provider} "
+        f"(cheapest of {len(offers)} known, without a promise), {format_usd(winner.usd_per_mtok)} on this fleet"
+    )
+    about: list[Side | str] = ["/what_if/hosted", winner]
+    points = [(value, side) for value, side, _ in said.curve("load") if side is not None]
+    cheaper = [value for value, side in points if side.usd_per_mtok <= cheapest.usd_per_mtok_output]
+    if points and not cheaper:
+        least = min(points, key=lambda point: point[1].usd_per_mtok)
+        text += (
+            f"; from {points[0][0]:g} to {points[-1][0]:g} times the load a fleet of one's own is never cheaper "
+            f"({format_usd(least[1].usd_per_mtok)} at best, at {least[0]:g} times)"
+        )
+        about += [points[0][1], points[-1][1], least[1]]
+    elif points:
+        text += _break_even(points, cheapest.usd_per_mtok_output)
+        about += [side for _, side in points]
+    yield sentence("hosted", f"{text}.", *about)
+
+
+def _break_even(points: Sequence[tuple[float, Side]], usd_per_mtok: float) -> str:
+    """Between which planned loads a fleet of one's own becomes the cheaper one for good."""
+    dearer = [value for value, side in points if side.usd_per_mtok > usd_per_mtok]
+    if not dearer:
+        return f"; a fleet of one's own is cheaper from {points[0][0]:g} times the load on"
+    last = max(dearer)
+    after = [value for value, _ in points if value > last]
+    if not after:
+        first = min(value for value, side in points if side.usd_per_mtok <= usd_per_mtok)
+        return f"; a fleet of one's own is cheaper at {first:g} times the load, but not at {last:g} times"
+    return f"; a fleet of one's own is the cheaper one from between {last:g} and {after[0]:g} times the load on"
+
+
+def limit_name(variable: str) -> str:
+    """What was varied, e.g. ``TTFT limit`` or ``TTFT p99 limit``."""
+    if variable == "load":
+        return "Load"
+    if variable == "attainment":
+        return "Share of requests"
+    if variable == "deadline_s":
+        return "Deadline"
+    metric, *percentile = variable.removesuffix("_s").split("_")
+    return " ".join([metric.upper(), *percentile, "limit"])
+
+
+def limit_words(variable: str, value: float) -> str:
+    """A value of what was varied."""
+    if variable == "load":
+        return f"{value:g} times the load"
+    return f"{100 * value:.10g}%" if variable == "attainment" else format_duration(value)
+
+
+def asked(promise: Promise, variable: str) -> float:
+    """The plan's own value of what was varied."""
+    if variable == "load":
+        return 1.0
+    if "_p" in variable:
+        names = {f"{limit.metric}_p{limit.percentile:g}_s": limit.limit_s for limit in promise.percentiles}
+        return names[variable]
+    return float(getattr(promise, variable))

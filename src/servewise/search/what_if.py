@@ -1,0 +1,228 @@
+"""What would change the decision, and what the promise costs: the plan made again with one thing changed at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import numpy as np
+
+from servewise.effort import excess
+from servewise.search.context import mean_tokens
+from servewise.search.questions import Question, answer, loosest
+from servewise.search.results import Result, kind_of
+from servewise.types import (
+    EFFORTS,
+    Alternative,
+    Deployment,
+    Effort,
+    Hosted,
+    LargestBatch,
+    Promise,
+    Replanned,
+    Restriction,
+    Search,
+    Variation,
+    VariationPoint,
+    WhatIf,
+)
+
+__all__ = ["largest_batch", "what_if"]
+
+LIMIT_FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
+"""Multiples of a promised limit that are planned for."""
+ATTAINMENTS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
+FEWEST_BAD = 10
+"""An attainment is planned for only if it allows so many bad requests: fewer say nothing about traffic like this."""
+LOAD_FACTORS = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0)
+"""Multiples of the load that are planned for, beside 1."""
+JOINT = ("ttft_s", "tpot_s", "e2e_s", "deadline_s")
+
+
+def what_if(
+    search: Search,
+    results: Sequence[Result],
+    winner: Result,
+    first: Sequence[int],
+    pool: Executor,
+    tell: Callable[[str, int, int], None],
+) -> WhatIf:
+    """Plan again with other promises, other loads, and with one choice made beforehand.
+
+    Parameters
+    ----------
+    search : Search
+    results : sequence of Result
+        Of the whole search.
+    winner : Result
+    first : sequence of int
+        Indices of good shapes, the winner first.
+    pool : Executor
+    tell : callable
+        Called with the stage, the steps done and the steps in all.
+    """
+    shortlist = _shortlist(results)
+    members = [(result.shape, result.load) for result in shortlist]
+    num_requests = 0
+    steps: list[float] = []
+
+    def ask(questions: Sequence[Question], scale: float, fewest: dict[int, int]) -> list[Replanned | None]:
+        nonlocal num_requests
+        best, num_simulated = answer(questions, members, scale, pool, first=first, fewest=fewest)
+        num_requests += num_simulated
+        steps.append(scale)
+        tell("what if", len(steps), 2 + len(LOAD_FACTORS))
+        return best
+
+    # what breaks the plan's promise breaks stricter ones, and breaks it at higher loads, too
+    known = {result.shape.index: result.fewest for result in shortlist}
+    own = Question(search=search)
+    choices = list(_choices(search, [result.candidate.deployment for result in shortlist]))
+    stricter: list[tuple[str, float, Promise]] = []
+    looser: list[tuple[str, float, Promise]] = []
+    for changed in _changes(search.promise, search.workload.num_requests):
+        (stricter if loosest((changed[2], search.promise)) == search.promise else looser).append(changed)
+    promised = [Question(search=replace(search, promise=promise)) for _, _, promise in stricter]
+    best, *strict = ask([own, *promised, *(question for *_, question in choices)], 1.0, known)
+    found = [*zip(stricter, strict, strict=False)]
+    if looser:
+        found += zip(
+            looser, ask([Question(search=replace(search, promise=p)) for *_, p in looser], 1.0, {}), strict=True
+        )
+    curves: dict[str, list[VariationPoint]] = {}
+    for (name, value, _), fleet in found:
+        curves.setdefault(name, []).append(VariationPoint(value=value, best=fleet))
+    if search.workload.span_s > 0:
+        curves["load"] = [VariationPoint(value=1.0, best=best)]
+        at_lower: dict[int, int] = {}
+        for factor in LOAD_FACTORS:
+            (fleet,) = ask([own], factor, at_lower if factor < 1.0 else known)
+            curves["load"].append(VariationPoint(value=factor, best=fleet))
+    return WhatIf(
+        num_shapes=len(members),
+        num_simulated_requests=num_requests,
+        alternatives=tuple(
+            Alternative(restriction=restriction, value=value, num_fit=num_fit, best=fleet)
+            for (restriction, value, num_fit, _), fleet in zip(choices, strict[len(stricter) :], strict=True)
+        ),
+        variations=tuple(
+            Variation(variable=name, points=tuple(sorted(points, key=lambda point: point.value)))
+            for name, points in curves.items()
+        ),
+        largest_batch=largest_batch(search, winner),
+        hosted=_hosted(search, winner.shape.deployment.model.name),
+    )
+
+
+def _shortlist(results: Sequence[Result]) -> list[Result]:
+    """Of the shapes that differ only in settings: those that keep the promise, the largest and the smallest."""
+    families: dict[tuple[object, ...], list[Result]] = {}
+    for result in sorted(results, key=lambda result: result.shape.index):
+        deployment = result.shape.deployment
+        group = deployment.disaggregation
+        pools = None if group is None else (group.prefill, group.decode)
+        key = (kind_of(deployment), deployment.parallelism, pools)
+        families.setdefault(key, []).append(result)
+    found = []
+    for family in families.values():
+        found += [r for r in family if r.candidate.status == "kept" or r in (family[0], family[-1])]
+    return found
+
+
+def _changes(promise: Promise, num_requests: int) -> list[tuple[str, float, Promise]]:
+    """The promise with one limit changed at a time, and as it is: the limit's name, its value, the promise."""
+    found: list[tuple[str, float, Promise]] = []
+    for name in JOINT:
+        limit = getattr(promise, name)
+        if limit is not None:
+            found += [(name, limit * f, replace(promise, **{name: limit * f})) for f in LIMIT_FACTORS]
+    if any(limit is not None for limit in (promise.ttft_s, promise.tpot_s, promise.e2e_s)):
+        shares = {share for share in ATTAINMENTS if (1.0 - share) * num_requests >= FEWEST_BAD}
+        found += [("attainment", s, replace(promise, attainment=s)) for s in sorted({*shares, promise.attainment})]
+    for i, limit in enumerate(promise.percentiles):
+        name = f"{limit.metric}_p{limit.percentile:g}_s"
+        for factor in LIMIT_FACTORS:
+            other = replace(limit, limit_s=limit.limit_s * factor)
+            limits = (*promise.percentiles[:i], other, *promise.percentiles[i + 1 :])
+            found.append((name, other.limit_s, replace(promise, percentiles=limits)))
+    return found
+
+
+def _choices(search: Search, deployments: Sequence[Deployment]) -> Iterator[tuple[Restriction, str, int, Question]]:
+    """What can be chosen beforehand, where there is a choice, with the number of shapes that it leaves."""
+
+    chosen = [_chosen(deployment) for deployment in deployments]
+    for restriction in _chosen(deployments[0]):
+        counts = Counter(values[restriction] for values in chosen)
+        for value, num_fit in counts.items() if len(counts) > 1 else ():
+
+            def permits(deployment: Deployment, restriction: Restriction = restriction, value: str = value) -> bool:
+                return _chosen(deployment)[restriction] == value
+
+            yield restriction, value, num_fit, Question(search=search, permits=permits)
+    for level in EFFORTS[: EFFORTS.index(search.max_effort)]:
+
+        def light(deployment: Deployment, level: Effort = level) -> bool:
+            return not excess(deployment, level)
+
+        question = Question(search=replace(search, max_effort=level), permits=light)
+        yield "effort", level, sum(light(d) for d in deployments), question
+
+
+def _chosen(deployment: Deployment) -> dict[Restriction, str]:
+    """The choices that a deployment stands for; of a group with two kinds of GPU the prefill instances' first."""
+    group = deployment.disaggregation
+    gpus = [deployment.gpu.name] if group is None else [group.prefill.gpu.name, deployment.gpu.name]
+    return {
+        "model": deployment.model.name,
+        "gpu": " + ".join(dict.fromkeys(gpus)),
+        "engine": deployment.engine,
+        "weights": deployment.precision.weights,
+    }
+
+
+def _hosted(search: Search, model: str) -> tuple[Hosted, ...]:
+    """What the traffic's tokens would cost elsewhere, cheapest first."""
+    workload = search.workload
+    inputs_per_output = float(workload.input_tokens.sum() / workload.output_tokens.sum())
+    found = [
+        Hosted(
+            price=price, usd_per_mtok_output=inputs_per_output * price.usd_per_mtok_input + price.usd_per_mtok_output
+        )
+        for price in search.hosted_prices.get(model, ())
+    ]
+    return tuple(sorted(found, key=lambda hosted: (hosted.usd_per_mtok_output, hosted.price.provider)))
+
+
+def largest_batch(search: Search, winner: Result) -> LargestBatch | None:
+    """The most requests that a replica decodes at once within the TPOT limit, each with the traffic's mean context.
+
+    None for groups, several ranks or stages, and drafters, whose steps are not one batch's.
+    """
+    deployment, memory = winner.shape.deployment, winner.shape.memory
+    spread = deployment.parallelism
+    several = spread.data_parallel_size * spread.pipeline_parallel_size > 1
+    if deployment.disaggregation is not None or several or deployment.speculation is not None or memory is None:
+        return None
+    table, context = winner.load.step_model.table, max(1, mean_tokens(search))
+    rows = np.arange(table.max_rows + 1)
+    piece = int(np.searchsorted(table.context_knots, context, side="right")) - 1
+    attention_s = table.attention_base_s[:, piece] + table.attention_slope_s[:, piece] * (rows * context)
+    step_s = table.decode_fixed_s + attention_s
+    limit = search.promise.tpot_s
+    slow = np.zeros(0, np.int64) if limit is None else np.flatnonzero(step_s[1:] > limit)
+    by_tpot = int(slow[0]) if len(slow) else None
+    by_kv_cache, by_settings = memory.kv_capacity_tokens // context, deployment.max_rows
+    num = min(by_kv_cache, by_settings, table.max_rows if by_tpot is None else by_tpot)
+    time_s = float(step_s[num]) if num else None
+    return LargestBatch(
+        num_requests=num,
+        by_tpot=by_tpot,
+        by_kv_cache=by_kv_cache,
+        by_settings=by_settings,
+        context_tokens=context,
+        step_s=time_s,
+        tokens_per_s=num / time_s if time_s else 0.0,
+    )
