@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,11 @@ def deploy(
         check_run_parent(out_dir)
     found, meta = read_plan(plan_path)
     deployment = _chosen(found, plan_path, candidate)
-    if model is not None:
-        deployment = replace(deployment, model=replace(deployment.model, name=model))
     if llama_server:
         if deployment.engine != "ollama":
             raise InputError(f"--llama-server is for plans for ollama, this one is for {deployment.engine}")
         deployment = ollama.as_llama_server(deployment)
-    rendered = render(deployment, target, name=meta.name, hosts=hosts, port=port)
+    rendered = render(deployment, target, name=meta.name, model=model, hosts=hosts, port=port)
     run_dir = None
     if out_dir is not None:
         run_dir = new_run_dir(out_dir, f"{meta.name}-{target}")

@@ -87,7 +87,10 @@ def instance_container(part: Part, place: Place) -> Container:
         raise InputError(f"no image of {engine} for {gpu.name} is known ({gpu.vendor}); use --target command")
     if part.model_path is not None and not part.model_path.startswith("/"):
         raise InputError(f"model path {part.model_path!r} means nothing in a container; give an absolute one")
-    return _container(served(part, place), found, place, engine, facts.health, 0)
+    start = served(part, place)
+    if facts.cache_env:
+        start = replace(start, env={**start.env, facts.cache_env: facts.cache})
+    return _container(start, found, place, engine, facts.health, 0)
 
 
 def model_container(part: Part, place: Place) -> Container | None:

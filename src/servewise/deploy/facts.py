@@ -39,7 +39,9 @@ class EngineFacts:
     health, metrics : str
         Paths; no metrics page when empty.
     cache : str
-        Folder in its image in which models are kept; empty when it downloads none.
+        Folder in which it keeps models; empty when it downloads none.
+    cache_env : str
+        Variable that tells it so; empty where its image does.
     shm_gib : float [GiB]
         Shared memory.
     images : mapping of str to str
@@ -52,6 +54,7 @@ class EngineFacts:
     health: str
     metrics: str
     cache: str
+    cache_env: str
     shm_gib: float
     images: Mapping[str, str]
     source: str

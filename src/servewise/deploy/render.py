@@ -33,7 +33,13 @@ SERVED: tuple[str, ...] = ("vllm", "sglang", "tensorrt-llm", "tgi", "ollama", "l
 
 
 def render(
-    deployment: Deployment, target: Target, *, name: str, hosts: Sequence[str] = (), port: int = DEFAULT_PORT
+    deployment: Deployment,
+    target: Target,
+    *,
+    name: str,
+    model: str | None = None,
+    hosts: Sequence[str] = (),
+    port: int = DEFAULT_PORT,
 ) -> Rendered:
     """What deploys a fleet.
 
@@ -43,6 +49,8 @@ def render(
     target : Target
     name : str
         Of the service; names of objects are derived from it.
+    model : str, optional
+        Hub id or path of the checkpoint to serve, instead of the plan's name of the model.
     hosts : sequence of str
         Machines of target ``command``.
     port : int
@@ -61,9 +69,12 @@ def render(
         raise InputError(f"{deployment.engine} is a textbook scheduler and no server; choose another candidate")
     if hosts and target != "command":
         raise InputError(f"--host is of --target command; {target} finds its machines itself")
+    missing = [f"{note}; --model names it" for note in checkpoint_notes(deployment)]
+    if model is not None:
+        deployment, missing = replace(deployment, model=replace(deployment.model, name=model)), []
     found = fleet(deployment, engine_facts(deployment.engine).health, fronted=target not in OWN_ROUTER)
     rendered = _render(found, target, name, hosts, port)
-    notes = [*checkpoint_notes(deployment), *rendered.notes]
+    notes = [*missing, *rendered.notes]
     if target not in OWN_ROUTER:
         notes += [note for router in found.routers for note in router_notes(router)]
     return replace(rendered, notes=tuple(dict.fromkeys(notes)))

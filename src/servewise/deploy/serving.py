@@ -88,7 +88,7 @@ def served(part: Part, place: Place) -> Launch:
             if place.position:  # what two launchers on one machine must not share
                 more += ["--master-port", str(TGI_MASTER_PORT + place.position)]
                 more += ["--prometheus-port", str(TGI_METRICS_PORT + place.position)]
-                more += ["--shard-uds-path", f"/tmp/text-generation-server-{place.position}"]  # noqa: S108 (its default)
+                more += ["--shard-uds-path", f"/var/tmp/text-generation-server-{place.position}"]  # noqa: S108 (sockets)
             return replace(start, args=[*start.args, *more])
         case "ollama":
             return replace(start, env={**start.env, "OLLAMA_HOST": f"{place.bind}:{port}"})

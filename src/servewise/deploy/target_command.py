@@ -175,7 +175,7 @@ def _script(title: str, start: Launch) -> str:
 
 
 def _notes(fleet: Fleet, hosts: Sequence[str]) -> tuple[str, ...]:
-    words = ["run the scripts in the folder of their files, each on the machine that it names, the instances first"]
+    words = ["start each process in the folder of the files, on the machine that it names, the instances first"]
     if len(hosts) > 1:
         words.append(
             f"the {len(hosts)} machines ({', '.join(hosts)}) reach each other at these names; nothing is encrypted or "

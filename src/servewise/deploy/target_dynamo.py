@@ -9,7 +9,7 @@ from typing import Any
 
 from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, renamed_files, yaml_text
 from servewise.deploy.containers import EVERYWHERE, FILES_DIR, Container
-from servewise.deploy.facts import table
+from servewise.deploy.facts import engine_facts, table
 from servewise.deploy.parts import Fleet, Part
 from servewise.deploy.pods import config_map, instance_pod
 from servewise.deploy.serving import DEFAULT_PORT
@@ -99,6 +99,7 @@ def _frontend(engine: str, policy: str) -> dict[str, Any]:
 
 def _worker(part: Part, app: str) -> tuple[dict[str, Any], Mapping[str, str]]:
     engine = part.instance.engine
+    facts = engine_facts(engine)
     risky = [arg for arg in part.start.args if shlex.quote(arg) != arg]
     if part.num_nodes > 1 and risky:
         raise InputError(
@@ -109,7 +110,7 @@ def _worker(part: Part, app: str) -> tuple[dict[str, Any], Mapping[str, str]]:
     container = Container(
         image=table("dynamo")["images"][engine],
         args=["python3", "-m", MODULES[engine], *worker_args(replace(part, start=start))],
-        env=start.env,
+        env={facts.cache_env: facts.cache},
         files=start.files,
         port=DEFAULT_PORT,
         health="/health",
