@@ -16,11 +16,16 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, get_args
 
 PROBES = (("text", "abc"), ("json", "{}"), ("float", "0.5"), ("size", "4k"), ("int", "7"))
 """Kinds of values, the widest first, with a value that no narrower kind takes."""
+LLAMA_PROBES = (("text", "abc"), ("json", "{}"), ("float", "7"))
+"""It reads a number up to the first character that belongs to none."""
+REFUSALS = ("error: invalid argument", "to show complete usage")
+"""What ``llama-server`` says when it does not read its arguments."""
 VLLM_CONFIGS = {
     "--kv-transfer-config": "KVTransferConfig",
     "--kv-events-config": "KVEventsConfig",
@@ -80,7 +85,13 @@ def vllm(_: str) -> dict[str, Any]:
     parser = serve.make_arg_parser(serve.FlexibleArgumentParser(prog="vllm serve"))
     document = of_parser(parser)
     config = importlib.import_module("vllm.config")
+    choices = {  # which the parser leaves to the configuration
+        "--kv-cache-dtype": get_args(importlib.import_module("vllm.config.cache").CacheDType),
+        "--quantization": importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS,
+    }
     for option in document["options"]:
+        if option["name"] in choices:
+            option["choices"] = sorted(choices[option["name"]])
         if option["name"] in VLLM_CONFIGS:
             fields = getattr(config, VLLM_CONFIGS[option["name"]]).__dataclass_fields__.values()
             option["keys"] = sorted(field.name for field in fields if field.init)
@@ -115,25 +126,38 @@ def dynamo(groups: str) -> dict[str, Any]:
 
 
 def llama_server(binary: str) -> dict[str, Any]:
-    """``llama-server``, which prints its options and the variables that stand for them."""
+    """``llama-server``, which prints its options and their variables; about values it is asked."""
     text = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True).stdout
-    options = [of_help(part) for part in re.split(r"\n(?=-)", text) if re.match(r"--?[A-Za-z]", part)]
+    options = [of_help(part, binary) for part in re.split(r"\n(?=-)", text) if re.match(r"--?[A-Za-z]", part)]
     return {"positionals": 0, "prefix": "LLAMA_ARG_", "options": options}
 
 
-def of_help(text: str) -> dict[str, Any]:
+def of_help(text: str, binary: str) -> dict[str, Any]:
     """An option from its help: ``-ngl,  --n-gpu-layers N   number of layers``, and the lines below."""
     first_line = re.split(r"\s{2,}(?![-\s])", text.splitlines()[0], maxsplit=1)[0]
     option = named(re.findall(r"(?<![\w<\[{])--?[A-Za-z][\w.-]*", first_line))
     value = re.sub(r"^(?:\s*,?\s*--?[A-Za-z][\w.-]*)+", "", first_line).strip()
-    option["value"] = "text" if value else "switch"
     listed = re.fullmatch(r"[\[{<]([\w-]+(?:[|,][\w-]+)+)[\]}>]", value)
     allowed = re.search(r"allowed values: ([\w-]+(?:,\s+[\w-]+)+)", text)
-    if listed or allowed:
-        option["choices"] = sorted(re.split(r"[|,]\s*", (listed or allowed)[1]))  # type: ignore[index]
+    if not value:
+        option["value"] = "switch"
+    elif found := listed or allowed:
+        option |= {"value": "text", "choices": sorted(re.split(r"[|,]\s*", found[1]))}
+    else:
+        option["value"] = next((kind for kind, probe in LLAMA_PROBES if reads(binary, option["name"], probe)), "other")
+    if " " in value:
+        option["many"] = True
     if variable := re.search(r"\(env: (\w+)\)", text):
         option["variable"] = variable[1]
     return option
+
+
+def reads(binary: str, name: str, value: str) -> bool:
+    """Whether ``llama-server`` takes a value: then it goes on, and ends for want of a model."""
+    words = [binary, name, value, "--model", "/nonexistent", "--port", "0", "--offline"]
+    with tempfile.TemporaryDirectory() as folder:  # it may write files
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return not any(words in done.stdout + done.stderr for words in REFUSALS)
 
 
 PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -169,7 +193,7 @@ def main() -> None:
     document: dict[str, Any] = {
         "command": asked.command.split(),
         "version": asked.version or found["version"],
-        "recorded": "help" if asked.program == "llama-server" else "parser",
+        "recorded": "parser",
         "source": asked.source,
         "accessed": asked.accessed,
     }

@@ -64,7 +64,7 @@ class OptionList:
     command : tuple of str
         How the program is called.
     recorded : str
-        ``parser`` or ``help`` of the program itself, or ``documentation``.
+        From the program's own ``parser``, or from ``documentation``.
     positionals : int
         Arguments without a name that it takes at most.
     passes_to, passes_version : tuple of str, str
@@ -77,7 +77,7 @@ class OptionList:
 
     command: tuple[str, ...]
     version: str
-    recorded: Literal["parser", "help", "documentation"]
+    recorded: Literal["parser", "documentation"]
     source: str
     accessed: str
     positionals: int
