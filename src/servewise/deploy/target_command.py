@@ -1,0 +1,186 @@
+"""Target ``command``: a shell script for each process, with the files that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from servewise.deploy.artefact import Artefact, Rendered, label, renamed_files, shell_script
+from servewise.deploy.facts import engine_facts, router_facts, table
+from servewise.deploy.parts import Fleet, Member, Part
+from servewise.deploy.routers import router_launch
+from servewise.deploy.scrape import scrape_config
+from servewise.deploy.serving import DEFAULT_PORT, Place, node_args, served, side_channel
+from servewise.engines import Launch
+from servewise.errors import InputError
+
+__all__ = ["Machine", "machines_of", "render"]
+
+LOCAL = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"  # noqa: S104 (only where several machines have to reach each other; a note says so)
+LAST_PORT = 65535
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+VISIBLE: Mapping[str, str] = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
+
+
+class Machine:
+    """A machine of one kind of GPU that is being filled.
+
+    Parameters
+    ----------
+    gpu : str
+    num_gpus : int
+    """
+
+    def __init__(self, gpu: str, num_gpus: int) -> None:
+        self.gpu, self.free_gpus = gpu, list(range(num_gpus))
+        self.num_processes = 0
+
+    def take(self, num_gpus: int) -> tuple[int, ...]:
+        """Take so many of its GPUs, and a place among its processes."""
+        taken, self.free_gpus = tuple(self.free_gpus[:num_gpus]), self.free_gpus[num_gpus:]
+        return taken
+
+
+def machines_of(fleet: Fleet) -> tuple[list[Machine], dict[Member, list[tuple[int, tuple[int, ...]]]]]:
+    """Where each instance goes: first fit, one kind of GPU a machine.
+
+    Returns
+    -------
+    list of Machine
+    dict of Member to list of (machine, GPUs)
+        One entry for each node of the instance.
+    """
+    machines: list[Machine] = []
+    where: dict[Member, list[tuple[int, tuple[int, ...]]]] = {}
+    for part in fleet.parts:
+        gpu, need = part.instance.gpu, part.gpus_per_node
+        for index in range(part.count):
+            own = where.setdefault(Member(part.name, index), [])
+            for _ in range(part.num_nodes):
+                fits = (n for n, m in enumerate(machines) if m.gpu == gpu.name and len(m.free_gpus) >= need)
+                number = next(fits, len(machines))
+                if number == len(machines):
+                    machines.append(Machine(gpu.name, gpu.gpus_per_node))
+                own.append((number, machines[number].take(need)))
+    return machines, where
+
+
+def render(fleet: Fleet, *, hosts: Sequence[str] = (), port: int = DEFAULT_PORT) -> Rendered:
+    """Scripts that start the fleet.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    hosts : sequence of str
+        Names or addresses of the machines; ``node-0`` and so on by default, or this one when there is one only.
+    port : int
+        Of what clients talk to; the others follow.
+
+    Raises
+    ------
+    InputError
+        When hosts are missing or no names, or the ports run out.
+    """
+    machines, where = machines_of(fleet)
+    hosts = _checked_hosts(hosts, len(machines))
+    places = _places(fleet, machines, where, hosts, port)
+    files: dict[str, Artefact] = {}
+    for part in fleet.parts:
+        for index in range(part.count):
+            for artefact in _instance(part, Member(part.name, index), where, hosts, places):
+                files.setdefault(artefact.name, artefact)
+    for router in fleet.routers:
+        place = places[Member(router.name)]
+        start = renamed_files(router_launch(router, places.__getitem__, place), f"{router.name}-")
+        checked = (f"{router.program}: {router_facts(router.program).checked}",)
+        files |= {file: Artefact(name=file, text=text, checked=checked) for file, text in start.files.items()}
+        script = _script(f"{router.name} on {place.address}", start)
+        files[f"{router.name}.sh"] = Artefact(name=f"{router.name}.sh", text=script, checked=checked)
+    scrape = scrape_config(fleet, places.__getitem__)
+    files["prometheus.yml"] = Artefact(
+        name="prometheus.yml", text=scrape, checked=(f"prometheus.yml: {table('prometheus')['checked']}",)
+    )
+    return Rendered(target="command", files=tuple(files.values()), notes=_notes(fleet, hosts))
+
+
+def _checked_hosts(hosts: Sequence[str], num_machines: int) -> Sequence[str]:
+    if not hosts:
+        return [LOCAL] if num_machines == 1 else [f"node-{number}" for number in range(num_machines)]
+    if len(hosts) != num_machines:
+        raise InputError(f"the fleet takes {num_machines} machines; give --host {num_machines} times, not {len(hosts)}")
+    for host in hosts:
+        if not HOST.fullmatch(host):
+            raise InputError(f"host {host!r} is no name or IPv4 address of a machine")
+    return hosts
+
+
+def _places(
+    fleet: Fleet,
+    machines: Sequence[Machine],
+    where: Mapping[Member, list[tuple[int, tuple[int, ...]]]],
+    hosts: Sequence[str],
+    port: int,
+) -> dict[Member, Place]:
+    """Where everything listens: routers on the first machine, what clients talk to at ``port``."""
+    bind = LOCAL if hosts == [LOCAL] else EVERYWHERE
+    members = [Member(router.name) for router in reversed(fleet.routers)]
+    found: dict[Member, Place] = {}
+    for member in [*members, *where]:
+        number = where[member][0][0] if member in where else 0
+        machine = machines[number]
+        free = port + machine.num_processes + (number > 0 and bool(members))
+        if not 1 <= port <= free <= LAST_PORT:
+            raise InputError(f"port {free} does not exist; ports are 1 to {LAST_PORT}, choose another --port")
+        found[member] = Place(bind=bind, address=hosts[number], port=free, position=machine.num_processes)
+        machine.num_processes += 1
+    return found
+
+
+def _instance(
+    part: Part,
+    member: Member,
+    where: Mapping[Member, list[tuple[int, tuple[int, ...]]]],
+    hosts: Sequence[str],
+    places: Mapping[Member, Place],
+) -> list[Artefact]:
+    place, nodes = places[member], where[member]
+    start = renamed_files(served(part, place), f"{part.name}-")
+    engine = part.instance.engine
+    checked = (f"{engine}: {engine_facts(engine).checked}",)
+    found = [Artefact(name=file, text=text, checked=checked) for file, text in start.files.items()]
+    visible = VISIBLE.get(part.instance.gpu.vendor)
+    for rank, (number, gpus) in enumerate(nodes):
+        env = dict(start.env) | dict(side_channel(part, place))
+        if visible is not None and len(gpus) < part.instance.gpu.gpus_per_node:
+            env[visible] = ",".join(map(str, gpus))
+        own = replace(start, args=[*start.args, *node_args(part, rank, hosts[nodes[0][0]])], env=env)
+        title = f"{member.part}-{member.index}" + (f"-node-{rank}" if len(nodes) > 1 else "")
+        script = _script(f"{title} on {hosts[number]}", own)
+        found.append(Artefact(name=f"{title}.sh", text=script, checked=checked))
+    if engine == "ollama":
+        create = Launch(
+            args=["ollama", "create", label(part.instance.model.name, "model"), "-f", f"{part.name}-Modelfile"],
+            env={"OLLAMA_HOST": start.env["OLLAMA_HOST"]},
+        )
+        title = f"{member.part}-{member.index}-model"
+        script = _script(f"{title} on {place.address}, once {member.part}-{member.index} is up", create)
+        found.append(Artefact(name=f"{title}.sh", text=script, checked=checked))
+    return found
+
+
+def _script(title: str, start: Launch) -> str:
+    return f"#!/bin/sh\n# {title}\nexec {shell_script(start)}\n"
+
+
+def _notes(fleet: Fleet, hosts: Sequence[str]) -> tuple[str, ...]:
+    words = ["run the scripts in the folder of their files, each on the machine that it names, the instances first"]
+    if len(hosts) > 1:
+        words.append(
+            f"the {len(hosts)} machines ({', '.join(hosts)}) reach each other at these names; nothing is encrypted or "
+            "asks for a key, so keep the ports within a private network"
+        )
+    if any(part.model_path is None and part.instance.engine != "ollama" for part in fleet.parts):
+        words.append("models with a licence to accept need HF_TOKEN in the environment")
+    return tuple(words)
