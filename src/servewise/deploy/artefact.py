@@ -12,13 +12,15 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.representer import SafeRepresenter
-from ruamel.yaml.scalarstring import LiteralScalarString
+from ruamel.yaml.scalarstring import LiteralScalarString, SingleQuotedScalarString
 
 from servewise.engines import Launch
 
 __all__ = ["Artefact", "Rendered", "join_yaml", "label", "renamed_files", "shell_script", "undollared", "yaml_text"]
 
 SCRIPT = ".sh"
+PLAIN = re.compile(r"(?i)(?!(?:y|n|yes|no|on|off|true|false|null|nan|inf)\Z)-{0,2}[a-z/][a-z0-9/._-]*")
+"""Texts that no reader of YAML 1.1 or 1.2 takes for something else without quotes."""
 MAX_LABEL_CHARS = 40
 """Leaves room for ``-g0-prefill-0-1`` within the 63 of a DNS label."""
 
@@ -96,14 +98,16 @@ class _Yaml(YAML):
 
 
 def _plain(value: Any) -> Any:
-    """Data with texts of several lines marked to be written as such."""
+    """Data with texts marked to be quoted, or written as several lines."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    if isinstance(value, str) and "\n" in value and value.isascii() and not re.search(r"[ \t]\n|\A\s|\r", value):
+    if not isinstance(value, str) or PLAIN.fullmatch(value):
+        return value
+    if "\n" in value and value.isascii() and not re.search(r"[ \t]\n|\A\s|\r", value):
         return LiteralScalarString(value)
-    return value
+    return SingleQuotedScalarString(value)
 
 
 def yaml_text(document: Any) -> str:

@@ -13,7 +13,15 @@ from servewise.deploy.serving import DEFAULT_PORT, Place, served
 from servewise.engines import Launch
 from servewise.errors import InputError
 
-__all__ = ["FILES_DIR", "Container", "instance_container", "model_container", "place_in", "router_container"]
+__all__ = [
+    "EVERYWHERE",
+    "FILES_DIR",
+    "Container",
+    "instance_container",
+    "model_container",
+    "place_in",
+    "router_container",
+]
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 (within the container; what is published is chosen by the target)
 FILES_DIR = "/servewise"

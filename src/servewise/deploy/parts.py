@@ -17,6 +17,8 @@ from servewise.units import GIB
 __all__ = ["Fleet", "Member", "Part", "RouterPart", "RouterProgram", "fleet", "is_path"]
 
 MAX_INSTANCES = 1000
+ROUTER_START_S = 60.0
+"""Of a router itself, generously."""
 RouterProgram = Literal["haproxy", "vllm-router", "sglang-router", "trtllm-serve"]
 
 GROUP_ROUTERS: Mapping[str, RouterProgram] = {
@@ -120,6 +122,8 @@ class RouterPart:
         ``replica`` alone, or ``prefill`` and ``decode``.
     health : str
         Path at its members.
+    start_s : float [s]
+        How long it waits for its members, and answers nothing until they are there.
     """
 
     name: str
@@ -127,6 +131,7 @@ class RouterPart:
     policy: str
     pools: Mapping[str, tuple[Member, ...]]
     health: str
+    start_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,34 +173,29 @@ def fleet(deployment: Deployment, health: str, *, fronted: bool = True) -> Fleet
     InputError
         When the engine would refuse the parameters, or no router does what the plan assumes.
     """
-    group, starts = deployment.disaggregation, dict(_checked_launches(deployment))
-    if group is None:
-        part = _part("replica", deployment, starts["replica"], deployment.num_replicas)
-        front = (_front(deployment, {"replica": _members(part)}, health),) if part.count > 1 and fronted else ()
-        return Fleet(deployment=deployment, parts=(part,), routers=front)
+    starts = dict(_checked_launches(deployment))
     parts: list[Part] = []
-    routers_of_groups = []
-    for number in range(deployment.num_replicas):
-        prefix = f"g{number}-" if deployment.num_replicas > 1 else ""
-        pools = {"prefill": group.prefill.num_instances, "decode": group.decode.num_instances}
-        own = [
-            _part(f"{prefix}{role}", deployment.pool(cast(Role, role)), starts[role], count, role=cast(Role, role))
-            for role, count in pools.items()
-        ]
+    routers: list[RouterPart] = []
+    for number in range(deployment.num_replicas if deployment.disaggregation else 1):
+        prefix = f"g{number}-" if deployment.disaggregation and deployment.num_replicas > 1 else ""
+        own = [_part(prefix, role, deployment, start) for role, start in starts.items()]
         parts += own
-        routers_of_groups.append(
-            RouterPart(
-                name=f"{prefix}router",
-                program=GROUP_ROUTERS[deployment.engine],
-                policy=group.router,
-                pools={part.role: _members(part) for part in own},
-                health=health,
+        if fronted and deployment.disaggregation is not None:
+            routers.append(
+                RouterPart(
+                    name=f"{prefix}router",
+                    program=GROUP_ROUTERS[deployment.engine],
+                    policy=deployment.disaggregation.router,
+                    pools={part.role: _members(part) for part in own},
+                    health=health,
+                    start_s=max(part.first_start_s for part in own) + ROUTER_START_S,
+                )
             )
-        )
-    routers: tuple[RouterPart, ...] = tuple(routers_of_groups) if fronted else ()
-    if len(routers) > 1:
-        routers += (_front(deployment, {"replica": tuple(Member(r.name) for r in routers)}, "/health"),)
-    return Fleet(deployment=deployment, parts=tuple(parts), routers=routers)
+    members = tuple(Member(router.name) for router in routers) or _members(parts[0])
+    if fronted and len(members) > 1:
+        start_s = routers[0].start_s if routers else parts[0].first_start_s
+        routers.append(_front(deployment, members, "/health" if routers else health, start_s + ROUTER_START_S))
+    return Fleet(deployment=deployment, parts=tuple(parts), routers=tuple(routers))
 
 
 def _checked_launches(deployment: Deployment) -> tuple[tuple[str, Launch], ...]:
@@ -224,13 +224,17 @@ def _members(part: Part) -> tuple[Member, ...]:
     return tuple(Member(part.name, index) for index in range(part.count))
 
 
-def _part(
-    name: str, instance: Deployment, start: Launch, count: int, role: Literal["replica"] | Role = "replica"
-) -> Part:
+def _part(prefix: str, role: str, deployment: Deployment, start: Launch) -> Part:
+    group = deployment.disaggregation
+    if group is None:
+        instance, count = deployment, deployment.num_replicas
+    else:
+        instance = deployment.pool(cast(Role, role))
+        count = (group.prefill if role == "prefill" else group.decode).num_instances
     found, num_gpus = memory(instance), instance.parallelism.num_gpus
     return Part(
-        name=name,
-        role=role,
+        name=f"{prefix}{role}",
+        role=cast(Role, role),
         instance=instance,
         start=start,
         count=count,
@@ -239,7 +243,7 @@ def _part(
     )
 
 
-def _front(deployment: Deployment, pools: Mapping[str, tuple[Member, ...]], health: str) -> RouterPart:
+def _front(deployment: Deployment, members: tuple[Member, ...], health: str, start_s: float) -> RouterPart:
     """The router before the replicas; HAProxy but for prompts that are remembered."""
     program: RouterProgram = "haproxy"
     if deployment.router == "prefix_aware":
@@ -249,4 +253,11 @@ def _front(deployment: Deployment, pools: Mapping[str, tuple[Member, ...]], heal
                 "operations: {router: least_requests}, or use --target dynamo where it has the engine"
             )
         program = PREFIX_ROUTERS[deployment.engine]
-    return RouterPart(name="router", program=program, policy=deployment.router, pools=pools, health=health)
+    return RouterPart(
+        name="router",
+        program=program,
+        policy=deployment.router,
+        pools={"replica": members},
+        health=health,
+        start_s=start_s,
+    )

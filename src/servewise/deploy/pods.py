@@ -9,7 +9,7 @@ from typing import Any
 from servewise.deploy.artefact import undollared
 from servewise.deploy.containers import FILES_DIR, Container, model_container, place_in
 from servewise.deploy.facts import engine_facts, gpu_label
-from servewise.deploy.parts import Part
+from servewise.deploy.parts import Part, RouterPart
 from servewise.deploy.serving import side_channel
 from servewise.types import GpuSpec
 
@@ -78,8 +78,9 @@ def instance_pod(
     return spec | _on_gpus(part.instance.gpu)
 
 
-def router_pod(name: str, container: Container, app: str) -> dict[str, Any]:
+def router_pod(router: RouterPart, container: Container, app: str) -> dict[str, Any]:
     """Pod of a router."""
+    name = router.name
     mounts, volumes = [], []
     if container.files:
         mounts = [{"name": "files", "mountPath": FILES_DIR, "readOnly": True}]
@@ -87,7 +88,7 @@ def router_pod(name: str, container: Container, app: str) -> dict[str, Any]:
     main = _container(name, container, mounts)
     main["env"] += _field("POD_NAMESPACE", "metadata.namespace")
     main["resources"] = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
-    main |= _probes(container, 60.0)
+    main |= _probes(container, router.start_s)
     return {"automountServiceAccountToken": False, "containers": [main], "volumes": volumes}
 
 

@@ -14,6 +14,8 @@ __all__ = ["SESSION_HEADER", "router_launch", "router_notes"]
 
 SESSION_HEADER = "X-Session-ID"
 """Names a conversation to HAProxy, as it does to vLLM's router."""
+REQUEST_S = 3600
+"""Longest time that an answer may take."""
 HAPROXY_FILE, DISAGGREGATED_FILE = "haproxy.cfg", "disaggregated.yaml"
 BALANCE = {"round_robin": "roundrobin", "least_requests": "leastconn", "session_sticky": "leastconn"}
 SPREAD_POLICIES = {"round_robin": "round_robin", "least_requests": "power_of_two"}
@@ -55,6 +57,7 @@ def router_launch(router: RouterPart, place_of: Callable[[Member], Place], place
                 for role, members in places.items()
             }
             args = ["trtllm-serve", "disaggregated", "-c", DISAGGREGATED_FILE]
+            args += ["--server_start_timeout", str(round(router.start_s)), "--request_timeout", str(REQUEST_S)]
             return Launch(args=args, files={DISAGGREGATED_FILE: yaml_text(document)})
         case program:
             vllm = program == "vllm-router"
@@ -62,6 +65,12 @@ def router_launch(router: RouterPart, place_of: Callable[[Member], Place], place
             args += ["--host", place.bind, "--port", str(place.port)]
             args += ["--prometheus-host", place.bind]
             args += ["--prometheus-port", str(router_facts(program).metrics_port + place.position)]
+            args += [
+                "--worker-startup-timeout-secs",
+                str(round(router.start_s)),
+                "--request-timeout-secs",
+                str(REQUEST_S),
+            ]
             if "replica" in places:
                 return Launch(args=[*args, *_prefix_args(places["replica"])])
             args.append("--vllm-pd-disaggregation" if vllm else "--pd-disaggregation")
@@ -88,8 +97,8 @@ def _haproxy(router: RouterPart, servers: Sequence[tuple[str, Place]], place: Pl
         "defaults",
         "    mode http",
         "    timeout connect 5s",
-        "    timeout client 1h",  # answers are streamed for as long as they take
-        "    timeout server 1h",
+        f"    timeout client {REQUEST_S}s",  # answers are streamed for as long as they take
+        f"    timeout server {REQUEST_S}s",
         "    option redispatch",
         "resolvers dns",
         "    parse-resolv-conf",

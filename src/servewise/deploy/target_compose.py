@@ -50,7 +50,9 @@ def render(fleet: Fleet, *, name: str, port: int) -> Rendered:
     for router in fleet.routers:
         container = router_container(fleet, router, _place, place_in(router.name))
         after = {_name(member): {"condition": "service_healthy"} for pool in router.pools.values() for member in pool}
-        services[router.name] = _service(container, router.name, configs) | {"depends_on": after}
+        service = _service(container, router.name, configs) | {"depends_on": after}
+        service["healthcheck"]["start_period"] = f"{round(router.start_s)}s"
+        services[router.name] = service
     entry = _name(fleet.entry)
     services[entry]["ports"] = [f"127.0.0.1:{port}:{_place(fleet.entry).port}"]
     services["prometheus"] = _prometheus(fleet, configs)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, renamed_files, yaml_text
-from servewise.deploy.containers import FILES_DIR, Container
+from servewise.deploy.containers import EVERYWHERE, FILES_DIR, Container
 from servewise.deploy.facts import table
 from servewise.deploy.parts import Fleet, Part
 from servewise.deploy.pods import config_map, instance_pod
@@ -98,6 +99,12 @@ def _frontend(engine: str, policy: str) -> dict[str, Any]:
 
 def _worker(part: Part, app: str) -> tuple[dict[str, Any], Mapping[str, str]]:
     engine = part.instance.engine
+    risky = [arg for arg in part.start.args if shlex.quote(arg) != arg]
+    if part.num_nodes > 1 and risky:
+        raise InputError(
+            f"{risky[0]!r} cannot be an option of a worker on several nodes: versions of Dynamo's operator put them "
+            "through a shell without quotes; use --target kubernetes"
+        )
     start = renamed_files(part.start, f"{FILES_DIR}/")
     container = Container(
         image=table("dynamo")["images"][engine],
@@ -130,8 +137,8 @@ def worker_args(part: Part) -> list[str]:
     match part.instance.engine:
         case "vllm":
             return ["--model", model, "--served-model-name", model, *args[3:], *role]
-        case "sglang":  # knows its role already
-            return [*args[3:], "--served-model-name", model]
+        case "sglang":  # knows its role already; the others ask it for its cache
+            return [*args[3:], "--served-model-name", model, *(["--host", EVERYWHERE] if role else [])]
         case _:
             found = ["--model", model, "--served-model-name", model]
             for option, value in zip(args[2::2], args[3::2], strict=True):

@@ -107,7 +107,7 @@ def _router(fleet: Fleet, router: RouterPart, app: str) -> list[dict[str, Any]]:
     spec = {
         "replicas": 1,  # it counts requests and remembers prompts: two would each know half
         "selector": {"matchLabels": selector(app, router.name)},
-        "template": {"metadata": pods, "spec": router_pod(router.name, container, app)},
+        "template": {"metadata": pods, "spec": router_pod(router, container, app)},
     }
     found = [config_map(app, router.name, container.files)] if container.files else []
     found.append(_object("apps/v1", "Deployment", head, spec))
