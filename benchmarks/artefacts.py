@@ -29,14 +29,14 @@ NO_MANIFESTS = ("prometheus.yml",)
 SHELLS = ("/bin/sh", "sh")
 FILLED_IN = re.compile(r"(?<!\$)\$\(\w+\)")
 """A variable of the pod, which Kubernetes puts in its place; a number in all that is written."""
-ENGINES = {
-    ("vllm",): "vllm",
-    ("python", "-m", "sglang.launch_server"): "sglang",
-    ("trtllm-serve",): "tensorrt-llm",
-    ("text-generation-launcher",): "tgi",
-    ("ollama",): "ollama",
-    ("llama-server",): "llama.cpp",
-}
+PLANNED = (
+    ("vllm",),
+    ("python", "-m", "sglang.launch_server"),
+    ("trtllm-serve",),
+    ("text-generation-launcher",),
+    ("ollama",),
+    ("llama-server",),
+)
 """Programs that are of the version that was planned."""
 
 
@@ -50,9 +50,8 @@ class Start:
 
     def version(self, deployment: Deployment) -> str:
         """Version of the program: the plan's, or the one that is written for."""
-        for program, _ in ENGINES.items():
-            if self.args[: len(program)] == program:
-                return deployment.engine_version
+        if any(self.args[: len(program)] == program for program in PLANNED):
+            return deployment.engine_version
         if self.args[1:2] == ("-m",) and self.args[2].startswith("dynamo."):
             return str(table("dynamo")["version"])
         lists = [each for each in option_lists() if self.args[: len(each.command)] == each.command]
@@ -133,7 +132,7 @@ def settings(rendered: Rendered) -> Iterator[tuple[str, tuple[str, str], Mapping
     for source, name, text in _texts(rendered):
         if name.endswith("Modelfile"):
             lines = [line.split(maxsplit=2)[1:] for line in text.splitlines() if line.startswith("PARAMETER")]
-            yield source, ("ollama", "Modelfile"), {key: value for key, value in lines}
+            yield source, ("ollama", "Modelfile"), dict(lines)
         elif name.endswith(trtllm.CONFIG_FILE):
             yield source, ("trtllm-serve", "YAML"), YAML(typ="safe", pure=True).load(text)
 
