@@ -66,6 +66,11 @@ class Container:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def start(self) -> Launch:
+        """What starts it."""
+        return Launch(args=self.args, env=self.env, files=self.files)
+
 
 def place_in(address: str) -> Place:
     """A container of its own, which others reach by a name."""

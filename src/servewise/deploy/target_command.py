@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from servewise.deploy.artefact import Artefact, Rendered, label, renamed_files, shell_script
-from servewise.deploy.facts import engine_facts, router_facts, table
+from servewise.deploy.facts import table
+from servewise.deploy.marks import instance_mark, router_mark
 from servewise.deploy.parts import Fleet, Member, Part
 from servewise.deploy.routers import router_launch
 from servewise.deploy.scrape import scrape_config
@@ -94,7 +95,7 @@ def render(fleet: Fleet, *, hosts: Sequence[str] = (), port: int = DEFAULT_PORT)
     for router in fleet.routers:
         place = places[Member(router.name)]
         start = renamed_files(router_launch(router, places.__getitem__, place), f"{router.name}-")
-        checked = (f"{router.program}: {router_facts(router.program).checked}",)
+        checked = (router_mark(fleet, router, start),)
         files |= {file: Artefact(name=file, text=text, checked=checked) for file, text in start.files.items()}
         script = _script(f"{router.name} on {place.address}", start)
         files[f"{router.name}.sh"] = Artefact(name=f"{router.name}.sh", text=script, checked=checked)
@@ -148,7 +149,7 @@ def _instance(
     place, nodes = places[member], where[member]
     start = renamed_files(served(part, place), f"{part.name}-")
     engine = part.instance.engine
-    checked = (f"{engine}: {engine_facts(engine).checked}",)
+    checked = (instance_mark(part, start),)
     found = [Artefact(name=file, text=text, checked=checked) for file, text in start.files.items()]
     visible = VISIBLE.get(part.instance.gpu.vendor)
     for rank, (number, gpus) in enumerate(nodes):
@@ -158,7 +159,7 @@ def _instance(
         own = replace(start, args=[*start.args, *node_args(part, rank, hosts[nodes[0][0]])], env=env)
         title = f"{member.part}-{member.index}" + (f"-node-{rank}" if len(nodes) > 1 else "")
         script = _script(f"{title} on {hosts[number]}", own)
-        found.append(Artefact(name=f"{title}.sh", text=script, checked=checked))
+        found.append(Artefact(name=f"{title}.sh", text=script, checked=(instance_mark(part, own),)))
     if engine == "ollama":
         create = Launch(
             args=["ollama", "create", label(part.instance.model.name, "model"), "-f", f"{part.name}-Modelfile"],

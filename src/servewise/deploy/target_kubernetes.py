@@ -7,6 +7,7 @@ from typing import Any
 from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, yaml_text
 from servewise.deploy.containers import Container, instance_container, place_in, router_container
 from servewise.deploy.facts import engine_facts, gpu_label, router_facts, table
+from servewise.deploy.marks import container_marks
 from servewise.deploy.parts import Fleet, Member, Part, RouterPart
 from servewise.deploy.pods import POD_PLACE, TOKEN_SECRET, config_map, instance_pod, meta, router_pod, selector
 from servewise.deploy.serving import DEFAULT_PORT, Place, node_args
@@ -39,11 +40,7 @@ def render(fleet: Fleet, *, name: str) -> Rendered:
     for router in fleet.routers:
         documents += _router(fleet, router, app)
     documents.append(_entry(fleet, app))
-    checked = (
-        f"manifests: {table('kubernetes')['checked']}",
-        f"{fleet.deployment.engine}: {engine_facts(fleet.deployment.engine).checked}",
-        *(f"{program}: {router_facts(program).checked}" for program in sorted({r.program for r in fleet.routers})),
-    )
+    checked = (f"manifests: {table('kubernetes')['checked']}", *container_marks(fleet))
     monitors = [pod_monitor(app, part.name, engine_facts(part.instance.engine).metrics) for part in fleet.parts]
     monitors += [
         pod_monitor(app, router.name, router_facts(router.program).metrics, router_facts(router.program).metrics_port)
