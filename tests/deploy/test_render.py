@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from deploy.fleets import CASES, L40S, grouped, one
+from deploy.fleets import CASES, DENSE, L40S, grouped, one
 from servewise.deploy import TARGETS, Rendered, Target, render
 from servewise.deploy.facts import engine_facts, table
 from servewise.deploy.marks import start_mark
@@ -370,6 +370,7 @@ def broken(**changes: object) -> Deployment:
     [
         (broken(num_replicas=10**9), {}, "make no fleet of 1 to 1000"),
         (broken(num_replicas=0), {}, "make no fleet"),
+        (broken(model=replace(DENSE, name="./config.json")), {}, "no checkpoint; name one with --model"),
         (broken(engine="static"), {}, "no server"),
         (broken(engine_version="0.33.0 --evil"), {"target": "compose"}, "no tag of an image"),
         (broken(parallelism=Parallelism(pipeline_parallel_size=12)), {}, "do not fill whole nodes of 8"),
@@ -388,7 +389,7 @@ def test_plans_and_options_that_make_no_sense(deployment: Deployment, options: d
 @pytest.mark.parametrize(
     ("case", "target", "words"),
     [
-        ("vllm, TP", "command", "vllm 0.33.0: its own parser takes 7 options; not verified by running"),
+        ("vllm, TP", "command", "vllm 0.33.0: its own parser takes 7 options; vLLM 0.32.0 was started by"),
         ("tgi, TP", "kubernetes", "known from documents, sources or another version only; not verified by running"),
         ("tensorrt-llm, a group", "compose", "trtllm-serve 1.2.1: 3 known from documents"),
         ("ollama, one GPU", "command", "ollama 0.33.0: "),

@@ -32,7 +32,7 @@ def instance_mark(part: Part, start: Launch) -> str:
 def router_mark(fleet: Fleet, router: RouterPart, start: Launch) -> str:
     """Of a router, started like this."""
     facts = router_facts(router.program)
-    if not start.args[0].startswith(("vllm", "python", "trtllm")):  # HAProxy has a file and no options of its own
+    if router.program == "haproxy":  # its file says all, and no list is of that
         return f"{router.program}: {facts.checked}"
     return start_mark(router.program, start, facts.version or fleet.deployment.engine_version, facts.checked)
 

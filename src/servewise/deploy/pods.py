@@ -13,7 +13,7 @@ from servewise.deploy.parts import Part, RouterPart
 from servewise.deploy.serving import side_channel
 from servewise.types import GpuSpec
 
-__all__ = ["GPU_RESOURCE", "POD_PLACE", "TOKEN_SECRET", "config_map", "instance_pod", "meta", "router_pod", "selector"]
+__all__ = ["GPU_RESOURCE", "POD_PLACE", "TOKEN_SECRET", "instance_pod", "router_pod"]
 
 GPU_RESOURCE: Mapping[str, str] = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -21,22 +21,6 @@ TOKEN_SECRET, TOKEN = "hf-token", "HF_TOKEN"
 POD_PLACE = place_in("$(POD_IP)")
 """An instance's pod, as it sees itself: Kubernetes fills in its address."""
 PERIOD_S = 10
-
-
-def meta(app: str, part: str) -> dict[str, Any]:
-    """Name and labels of an object that belongs to a part."""
-    return {"name": f"{app}-{part}", "labels": selector(app, part) | {"app.kubernetes.io/managed-by": "servewise"}}
-
-
-def selector(app: str, part: str) -> dict[str, str]:
-    """Labels of a part's pods."""
-    return {"app.kubernetes.io/name": app, "app.kubernetes.io/component": part}
-
-
-def config_map(app: str, part: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """The files of a start."""
-    data = {path.removeprefix(f"{FILES_DIR}/"): text for path, text in files.items()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta(app, part), "data": data}
 
 
 def instance_pod(

@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from servewise.deploy.artefact import Artefact, Rendered, label, renamed_files, shell_script
+from servewise.deploy.artefact import Artefact, Rendered, label, renamed_files
+from servewise.deploy.command import shell_line
 from servewise.deploy.facts import table
+from servewise.deploy.machines import Machine, machines_of
 from servewise.deploy.marks import instance_mark, router_mark
 from servewise.deploy.parts import Fleet, Member, Part
 from servewise.deploy.routers import router_launch
@@ -16,56 +18,13 @@ from servewise.deploy.serving import DEFAULT_PORT, Place, node_args, served, sid
 from servewise.engines import Launch
 from servewise.errors import InputError
 
-__all__ = ["Machine", "machines_of", "render"]
+__all__ = ["render"]
 
 LOCAL = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 (only where several machines have to reach each other; a note says so)
 LAST_PORT = 65535
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 VISIBLE: Mapping[str, str] = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
-
-
-class Machine:
-    """A machine of one kind of GPU that is being filled.
-
-    Parameters
-    ----------
-    gpu : str
-    num_gpus : int
-    """
-
-    def __init__(self, gpu: str, num_gpus: int) -> None:
-        self.gpu, self.free_gpus = gpu, list(range(num_gpus))
-        self.num_processes = 0
-
-    def take(self, num_gpus: int) -> tuple[int, ...]:
-        """Take so many of its GPUs, and a place among its processes."""
-        taken, self.free_gpus = tuple(self.free_gpus[:num_gpus]), self.free_gpus[num_gpus:]
-        return taken
-
-
-def machines_of(fleet: Fleet) -> tuple[list[Machine], dict[Member, list[tuple[int, tuple[int, ...]]]]]:
-    """Where each instance goes: first fit, one kind of GPU a machine.
-
-    Returns
-    -------
-    list of Machine
-    dict of Member to list of (machine, GPUs)
-        One entry for each node of the instance.
-    """
-    machines: list[Machine] = []
-    where: dict[Member, list[tuple[int, tuple[int, ...]]]] = {}
-    for part in fleet.parts:
-        gpu, need = part.instance.gpu, part.gpus_per_node
-        for index in range(part.count):
-            own = where.setdefault(Member(part.name, index), [])
-            for _ in range(part.num_nodes):
-                fits = (n for n, m in enumerate(machines) if m.gpu == gpu.name and len(m.free_gpus) >= need)
-                number = next(fits, len(machines))
-                if number == len(machines):
-                    machines.append(Machine(gpu.name, gpu.gpus_per_node))
-                own.append((number, machines[number].take(need)))
-    return machines, where
 
 
 def render(fleet: Fleet, *, hosts: Sequence[str] = (), port: int = DEFAULT_PORT) -> Rendered:
@@ -172,7 +131,7 @@ def _instance(
 
 
 def _script(title: str, start: Launch) -> str:
-    return f"#!/bin/sh\n# {title}\nexec {shell_script(start)}\n"
+    return f"#!/bin/sh\n# {title}\nexec {shell_line(start)}\n"
 
 
 def _notes(fleet: Fleet, hosts: Sequence[str]) -> tuple[str, ...]:

@@ -14,11 +14,11 @@ from servewise.deploy.containers import (
     router_container,
 )
 from servewise.deploy.facts import engine_facts, table
+from servewise.deploy.machines import machines_of
 from servewise.deploy.marks import container_marks
 from servewise.deploy.parts import Fleet, Member, Part
 from servewise.deploy.scrape import scrape_config
 from servewise.deploy.serving import Place, side_channel
-from servewise.deploy.target_command import machines_of
 from servewise.errors import InputError
 
 __all__ = ["render"]

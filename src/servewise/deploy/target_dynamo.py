@@ -11,10 +11,10 @@ from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, rena
 from servewise.deploy.containers import EVERYWHERE, FILES_DIR, Container
 from servewise.deploy.facts import engine_facts, table
 from servewise.deploy.marks import UNTRIED, start_mark
+from servewise.deploy.objects import config_map, gpu_notes, models_claim, needs_claim
 from servewise.deploy.parts import Fleet, Part
-from servewise.deploy.pods import config_map, instance_pod
+from servewise.deploy.pods import instance_pod
 from servewise.deploy.serving import DEFAULT_PORT
-from servewise.deploy.target_kubernetes import gpu_notes, models_claim, needs_claim
 from servewise.errors import InputError
 
 __all__ = ["render", "worker_args"]

@@ -6,9 +6,9 @@ from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, yaml
 from servewise.deploy.containers import instance_container
 from servewise.deploy.facts import engine_facts, table
 from servewise.deploy.marks import container_marks
+from servewise.deploy.objects import config_map, gpu_notes, models_claim, needs_claim, pod_monitor
 from servewise.deploy.parts import Fleet
-from servewise.deploy.pods import POD_PLACE, config_map, instance_pod
-from servewise.deploy.target_kubernetes import gpu_notes, models_claim, needs_claim, pod_monitor
+from servewise.deploy.pods import POD_PLACE, instance_pod
 from servewise.errors import InputError
 
 __all__ = ["render"]
