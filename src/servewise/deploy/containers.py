@@ -90,8 +90,9 @@ def instance_container(part: Part, place: Place) -> Container:
     found = image(engine, part.instance.engine_version, gpu.vendor)
     if found is None:
         raise InputError(f"no image of {engine} for {gpu.name} is known ({gpu.vendor}); use --target command")
-    if part.model_path is not None and not part.model_path.startswith("/"):
-        raise InputError(f"model path {part.model_path!r} means nothing in a container; give an absolute one")
+    for path in part.paths:
+        if not path.startswith("/"):
+            raise InputError(f"model path {path!r} means nothing in a container; give an absolute one")
     start = served(part, place)
     if facts.cache_env:
         start = replace(start, env={**start.env, facts.cache_env: facts.cache})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from servewise.deploy.containers import FILES_DIR
-from servewise.deploy.facts import engine_facts, gpu_label
+from servewise.deploy.facts import gpu_label
 from servewise.deploy.parts import Fleet
 from servewise.units import GIB
 
@@ -46,8 +46,7 @@ def kubernetes_object(version: str, kind: str, head: dict[str, Any], spec: dict[
 
 def needs_claim(fleet: Fleet) -> bool:
     """Whether models are downloaded into a volume that all pods share."""
-    engine = fleet.deployment.engine
-    return engine != "ollama" and bool(engine_facts(engine).cache) and fleet.parts[0].model_path is None
+    return fleet.parts[0].downloads
 
 
 def is_shared(fleet: Fleet) -> bool:

@@ -97,7 +97,7 @@ def _field(name: str, path: str) -> list[dict[str, Any]]:
 
 def _token(part: Part) -> list[dict[str, Any]]:
     """Token of the hub, from a secret."""
-    if part.model_path is not None or part.instance.engine in ("ollama", "llama.cpp"):
+    if not part.downloads:
         return []
     reference = {"name": TOKEN_SECRET, "key": TOKEN, "optional": True}
     return [{"name": TOKEN, "valueFrom": {"secretKeyRef": reference}}]
@@ -111,11 +111,11 @@ def _volumes(part: Part, container: Container, files: str, claim: str) -> tuple[
     if facts.shm_gib:
         size = {"medium": "Memory", "sizeLimit": f"{math.ceil(facts.shm_gib)}Gi"}
         found.append(({"name": "shm", "emptyDir": size}, "/dev/shm", False))  # noqa: S108
-    if part.model_path is not None:
-        found.append(({"name": "model", "hostPath": {"path": part.model_path}}, part.model_path, True))
+    for number, path in enumerate(part.paths):
+        found.append(({"name": f"model-{number}", "hostPath": {"path": path}}, path, True))
     if part.instance.engine == "ollama":  # its store is one server's own
         found.append(({"name": "models", "emptyDir": {}}, facts.cache, False))
-    elif part.model_path is None and facts.cache:
+    elif part.downloads:
         found.append(({"name": "models", "persistentVolumeClaim": {"claimName": claim}}, facts.cache, False))
     mounts = [
         {"name": volume["name"], "mountPath": path} | ({"readOnly": True} if read_only else {})

@@ -141,6 +141,6 @@ def _notes(fleet: Fleet, hosts: Sequence[str]) -> tuple[str, ...]:
             f"the {len(hosts)} machines ({', '.join(hosts)}) reach each other at these names; nothing is encrypted or "
             "asks for a key, so keep the ports within a private network"
         )
-    if any(part.model_path is None and part.instance.engine != "ollama" for part in fleet.parts):
+    if fleet.parts[0].downloads:
         words.append("models with a licence to accept need HF_TOKEN in the environment")
     return tuple(words)

@@ -88,10 +88,9 @@ def _instance(part: Part, member: Member, gpus: tuple[int, ...], configs: dict[s
     volumes: list[dict[str, Any]] = []
     if facts.cache:
         volumes.append({"type": "volume", "source": MODELS, "target": facts.cache})
-    if part.model_path is not None:
-        path = undollared(part.model_path)
-        volumes.append({"type": "bind", "source": path, "target": path, "read_only": True})
-    elif part.instance.engine != "ollama":
+    paths = map(undollared, part.paths)
+    volumes += [{"type": "bind", "source": path, "target": path, "read_only": True} for path in paths]
+    if part.downloads:
         service["environment"]["HF_TOKEN"] = None  # of the shell that starts it
     service["volumes"] = volumes
     found = {}

@@ -164,8 +164,8 @@ def _notes(fleet: Fleet, app: str) -> tuple[str, ...]:
         words.append(
             f"models with a licence to accept: kubectl create secret generic {TOKEN_SECRET} --from-literal=HF_TOKEN=..."
         )
-    if any(part.model_path for part in fleet.parts):
-        words.append("the model's path has to exist on every node that may run a pod")
+    if fleet.parts[0].paths:
+        words.append("a model's path has to exist on every node that may run a pod")
     if any(part.num_nodes > 1 for part in fleet.parts):
         words.append("replicas on several nodes need the LeaderWorkerSet controller")
     return tuple(words)
