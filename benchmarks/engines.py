@@ -23,12 +23,12 @@ from pathlib import Path
 
 from benchmarks import engine_installs
 
-__all__ = ["HOST", "MODEL_NAME", "EngineServer", "end_of", "started"]
+__all__ = ["HOST", "MODEL_NAME", "EngineServer", "end_of", "free_port", "started", "started_as_written"]
 
 HOST = "127.0.0.1"
 MODEL_NAME = "test"
 """What every server calls its model."""
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 SERVE_LLAMACPP = Path(__file__).with_name("serve_llamacpp.py")
 
@@ -90,7 +90,53 @@ def started(
     if not model.exists():
         raise FileNotFoundError(f"{model} does not exist; {engine} needs a model to serve")
     venv = engine_installs.find(engine)
-    port = _free_port()
+    port = free_port()
+    command = [*_command(engine, venv, model, port), *options]
+    with _running(engine, command, port, _settings(engine, core) | dict(settings or {}), core, log) as server:
+        yield server
+
+
+@contextmanager
+def started_as_written(
+    args: Sequence[str], env: Mapping[str, str], *, core: int | None = None, log: Path | None = None
+) -> Iterator[EngineServer]:
+    """A server by a command that somebody wrote, from when it answers until the block is left, as :func:`started`.
+
+    Of the command only the program's name becomes the path of the one that is installed. Added are variables: those
+    that keep an engine on this machine and quiet, and for vLLM what its CPU build asks for instead of a GPU's memory.
+
+    Parameters
+    ----------
+    args : sequence of str
+        A command of ``vllm`` or ``llama-server`` with ``--port``.
+    env : mapping of str to str
+
+    Raises
+    ------
+    FileNotFoundError
+        The engine is not installed.
+    RuntimeError
+        The server ended or did not answer in time; the message has the end of its log.
+    """
+    engine = args[0]
+    program = (
+        engine_installs.llama_server() if engine == "llama-server" else engine_installs.find(engine) / "bin" / engine
+    )
+    port = int(args[args.index("--port") + 1])
+    with _running(engine, [str(program), *args[1:]], port, _settings(engine, core) | dict(env), core, log) as server:
+        yield server
+
+
+@contextmanager
+def _running(
+    engine: str,
+    command: Sequence[str],
+    port: int,
+    settings: Mapping[str, str],
+    core: int | None,
+    log: Path | None,
+) -> Iterator[EngineServer]:
+    """A process that is a server, until the block is left."""
     if log is None:
         handle, name = tempfile.mkstemp(prefix=f"{engine}-", suffix=".log")
         os.close(handle)
@@ -101,8 +147,8 @@ def started(
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with path.open("w") as output:
         process = subprocess.Popen(
-            [*_command(engine, venv, model, port), *options],
-            env=environment | _settings(engine, core) | dict(settings or {}),
+            command,
+            env=environment | dict(settings),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -147,7 +193,8 @@ def _settings(engine: str, core: int | None) -> dict[str, str]:
     return common
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

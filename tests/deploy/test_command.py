@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servewise.deploy import command, commands, notes, render_shell
+from servewise.deploy import command, notes, render_shell
 from servewise.errors import InputError
 from servewise.types import Deployment, Parallelism, Precision
 from store.plans import MODEL, deployment
@@ -60,19 +60,6 @@ def test_the_command_states_what_was_planned() -> None:
 def test_pipeline_stages_are_named() -> None:
     staged = deployment(parallelism=Parallelism(tensor_parallel_size=2, pipeline_parallel_size=4))
     assert flag(command(staged), "--pipeline-parallel-size") == "4"
-
-
-def test_one_command_a_replica_each_with_its_port() -> None:
-    found = commands(deployment(num_replicas=3), first_port=9000)
-    assert [flag(args, "--port") for args in found] == ["9000", "9001", "9002"]
-    assert all(args[:-2] == command(deployment(num_replicas=3)) for args in found)
-    assert [flag(args, "--port") for args in commands(deployment(num_replicas=1))] == ["8000"]
-
-
-@pytest.mark.parametrize(("first_port", "num_replicas"), [(0, 1), (65535, 2), (-5, 1), (70000, 1)])
-def test_ports_that_do_not_exist_are_refused(first_port: int, num_replicas: int) -> None:
-    with pytest.raises(InputError, match="ports are 1 to 65535"):
-        commands(deployment(num_replicas=num_replicas), first_port=first_port)
 
 
 @pytest.mark.parametrize("name", ["--trust-remote-code", "-x", "-", "", "a\0b", "a\nb", "\x1b[31mred"])
@@ -125,18 +112,10 @@ def test_notes_say_what_the_command_cannot() -> None:
     assert "2 GPUs of its own" in notes(deployment())[0]
     stages = Parallelism(tensor_parallel_size=8, pipeline_parallel_size=2)
     (note,) = notes(dataclasses.replace(plain, parallelism=stages))
-    assert "takes 2 nodes" in note
-    assert "--nnodes 2 --node-rank RANK" in note
-    (note,) = notes(dataclasses.replace(plain, engine="sglang", parallelism=stages))
-    assert "--nnodes 2 --node-rank RANK --dist-init-addr FIRST_NODE:PORT" in note
-    ranks = Parallelism(tensor_parallel_size=4, data_parallel_size=4, expert_parallel_size=16)
-    (note,) = notes(dataclasses.replace(plain, parallelism=ranks))
-    assert "--data-parallel-size-local 2 --data-parallel-address" in note
+    assert note == "a replica takes 2 nodes: servewise deploy writes the command of each"
     staged = Parallelism(data_parallel_size=8, pipeline_parallel_size=2, expert_parallel_size=8)
     both = dataclasses.replace(plain, parallelism=staged)
     assert "--pipeline-parallel-size 2 --data-parallel-size 8 --enable-expert-parallel" in render_shell(command(both))
-    (note,) = notes(both)
-    assert "--data-parallel-size-local 4 --data-parallel-address" in note
     assert (
         notes(dataclasses.replace(plain, parallelism=Parallelism(tensor_parallel_size=4, pipeline_parallel_size=2)))
         == ()

@@ -13,7 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from servewise.catalog import get_gpu, get_model
-from servewise.deploy import commands, launch, launches, notes, render_launch
+from servewise.deploy import launch, launches, notes, render_launch
 from servewise.engines import ollama, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
 from servewise.types import Deployment, Disaggregation, InstancePool, KvLink, Parallelism, Precision
@@ -148,6 +148,8 @@ def test_instances_of_a_group_know_their_role() -> None:
     for start in (context, generation):
         (text,) = start.files.values()
         assert YAML(typ="safe").load(text)["cache_transceiver_config"] == {"backend": "DEFAULT"}
+    (text,) = context.files.values()
+    assert YAML(typ="safe").load(text)["disable_overlap_scheduler"] is True
     plain = launches(sglang_deployment())
     assert [(role, start.args) for role, start in plain] == [("replica", launch(sglang_deployment()).args)]
 
@@ -180,7 +182,6 @@ def test_ollama_gets_a_modelfile_and_its_environment() -> None:
     assert start.args == ["ollama", "serve"]
     assert (start.env["OLLAMA_NUM_PARALLEL"], start.env["OLLAMA_KEEP_ALIVE"]) == ("4", "-1")
     assert start.files["Modelfile"].splitlines()[0] == f"FROM {model.name}"
-    assert [args[1] for args in commands(deployment)] == ["OLLAMA_HOST=127.0.0.1:8000", "OLLAMA_HOST=127.0.0.1:8001"]
     assert "ollama create" in notes(deployment)[0]
 
 

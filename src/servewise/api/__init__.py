@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from servewise.api.deploying import DeployResult, deploy
     from servewise.api.endpoint import VerifyResult, calibrate, calibration_document, planned_deployment, verify
     from servewise.api.planning import (
         PlanResult,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from servewise.measure.spec import LoadSpec
 
 __all__ = [
+    "DeployResult",
     "LoadSpec",
     "MeasureResult",
     "PlanResult",
@@ -39,6 +41,7 @@ __all__ = [
     "calibration_document",
     "compare",
     "compare_runs",
+    "deploy",
     "describe_traffic",
     "export_run",
     "find_max",
@@ -60,6 +63,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "servewise.api.deploying": (
+        "DeployResult",
+        "deploy",
+    ),
     "servewise.api.endpoint": (
         "VerifyResult",
         "calibrate",

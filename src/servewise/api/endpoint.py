@@ -17,20 +17,18 @@ from servewise.measure.job import Target
 from servewise.measure.spec import LoadSpec
 from servewise.report import verification_json
 from servewise.store import (
-    PlanMeta,
     calibration_to_json,
     check_run_parent,
     digest,
     new_run_dir,
-    plan_from_json,
-    read_document,
     read_measurement,
+    read_plan,
     read_workload,
     write_calibration,
     write_measurement,
     write_text_atomic,
 )
-from servewise.types import Calibration, Deployment, Plan, Verification, Workload
+from servewise.types import Calibration, Deployment, Verification, Workload
 from servewise.verify import endpoint_warnings
 from servewise.verify import verify as verify_run
 
@@ -57,7 +55,7 @@ def planned_deployment(plan_path: Path) -> Deployment:
     InputError
         When the file is no plan, or the plan has no winner.
     """
-    found = _read_plan(plan_path)[0]
+    found = read_plan(plan_path)[0]
     if found.winner is None:
         raise InputError(f"{plan_path}: the plan has no winner, so it names no deployment")
     return replace(found.candidates[found.winner].deployment, num_replicas=1)
@@ -153,7 +151,7 @@ def verify(
     """
     if out_dir is not None:
         check_run_parent(out_dir)
-    found, meta = _read_plan(plan_path)
+    found, meta = read_plan(plan_path)
     if found.winner is None:
         raise InputError(f"{plan_path}: the plan has no winner, so there is nothing to verify")
     winner = found.candidates[found.winner]
@@ -197,12 +195,3 @@ def _planned_load(
     if duration_s is not None and duration_s < workload.span_s:
         notes.append(f"the first {duration_s:,.0f} s of the plan's {workload.span_s:,.0f} s of traffic were sent")
     return spec, tuple(notes)
-
-
-def _read_plan(path: Path) -> tuple[Plan, PlanMeta]:
-    """A plan that was written by :func:`plan`."""
-    document = read_document(path, "give a plan.json")
-    try:
-        return plan_from_json(document)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error

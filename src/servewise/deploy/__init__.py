@@ -1,5 +1,19 @@
 """From a deployment to what starts it."""
 
-from servewise.deploy.command import command, commands, launch, launches, notes, render_launch, render_shell
+from servewise.deploy.artefact import Artefact, Rendered
+from servewise.deploy.command import command, launch, launches, notes, render_launch, render_shell
+from servewise.deploy.render import TARGETS, Target, render
 
-__all__ = ["command", "commands", "launch", "launches", "notes", "render_launch", "render_shell"]
+__all__ = [
+    "TARGETS",
+    "Artefact",
+    "Rendered",
+    "Target",
+    "command",
+    "launch",
+    "launches",
+    "notes",
+    "render",
+    "render_launch",
+    "render_shell",
+]

@@ -6,11 +6,21 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from servewise.engines import Launch, needs_other_checkpoint, ollama, sglang, tgi, trtllm, vllm
+from servewise.engines import Launch, llamacpp, needs_other_checkpoint, ollama, sglang, tgi, trtllm, vllm
 from servewise.errors import InputError
 from servewise.types import ROLES, Deployment, EngineName, Role
 
-__all__ = ["command", "commands", "launch", "launches", "notes", "render_launch", "render_shell"]
+__all__ = [
+    "checkpoint_notes",
+    "command",
+    "file_line",
+    "launch",
+    "launches",
+    "notes",
+    "render_launch",
+    "render_shell",
+    "shell_line",
+]
 
 LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
     "vllm": vllm.launch,
@@ -18,13 +28,14 @@ LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
     "tensorrt-llm": trtllm.launch,
     "tgi": tgi.launch,
     "ollama": ollama.launch,
+    "llama.cpp": llamacpp.launch,
 }
 VLLM_TRANSFER = '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'
+SGLANG_TRANSFER = ("--disaggregation-transfer-backend", "nixl")
+"""Mooncake, the default, needs the names of the machine's InfiniBand devices."""
 TRTLLM_TRANSFER = "cache_transceiver_config:\n  backend: DEFAULT\n"
-
-FIRST_PORT = 8000
-"""vLLM's and TensorRT-LLM's own default port."""
-LAST_PORT = 65535
+TRTLLM_CONTEXT = "disable_overlap_scheduler: true\n"
+"""Not yet supported by servers that compute prompts only."""
 
 
 def launch(deployment: Deployment) -> Launch:
@@ -68,7 +79,8 @@ def launches(deployment: Deployment) -> tuple[tuple[str, Launch], ...]:
     Sources
     -------
     vLLM 0.33.0, ``--kv-transfer-config`` (NixlConnector); SGLang 0.5.23, ``--disaggregation-mode``; TensorRT-LLM,
-    ``cache_transceiver_config`` (docs/source/features/disagg-serving.md). Their routers are separate programs.
+    ``cache_transceiver_config`` (docs/source/features/disagg-serving.md) and ``disable_overlap_scheduler``
+    (examples/disaggregated/README.md). Their routers are separate programs.
     """
     if deployment.disaggregation is None:
         return (("replica", launch(deployment)),)
@@ -81,52 +93,23 @@ def _with_role(start: Launch, deployment: Deployment, role: Role) -> Launch:
         case "vllm":
             return replace(start, args=[*start.args, "--kv-transfer-config", VLLM_TRANSFER])
         case "sglang":
-            return replace(start, args=[*start.args, "--disaggregation-mode", role])
+            return replace(start, args=[*start.args, "--disaggregation-mode", role, *SGLANG_TRANSFER])
         case _:
-            files = {name: text + TRTLLM_TRANSFER for name, text in start.files.items()}
+            added = TRTLLM_TRANSFER + (TRTLLM_CONTEXT if role == "prefill" else "")
+            files = {name: text + added for name, text in start.files.items()}
             return replace(start, files=files)
-
-
-def commands(deployment: Deployment, *, first_port: int = FIRST_PORT) -> list[list[str]]:
-    """Commands of all replicas, each with a port of its own from ``first_port`` on.
-
-    Raises
-    ------
-    InputError
-        As :func:`command`, or when the ports run out.
-    """
-    last_port = first_port + deployment.num_replicas - 1
-    if first_port < 1 or last_port > LAST_PORT:
-        raise InputError(
-            f"{deployment.num_replicas} replicas need the ports {first_port} to {last_port}; ports are 1 to {LAST_PORT}"
-        )
-    shared = command(deployment)
-    if deployment.engine == "ollama":  # has a variable for it
-        return [["env", f"OLLAMA_HOST=127.0.0.1:{port}", *shared] for port in range(first_port, last_port + 1)]
-    return [[*shared, "--port", str(port)] for port in range(first_port, last_port + 1)]
 
 
 def notes(deployment: Deployment) -> tuple[str, ...]:
     """What the commands leave to the reader, in words; empty when nothing."""
-    words = []
-    group = deployment.disaggregation
+    words = list(checkpoint_notes(deployment))
+    group, num_gpus = deployment.disaggregation, deployment.parallelism.num_gpus
     if group is not None:
         counts = f"{group.prefill.num_instances} prefill and {group.decode.num_instances} decode instances"
-        words.append(
-            f"a group has {counts}, each on GPUs of its own, behind {deployment.engine}'s router for disaggregated "
-            "serving; how they find each other is left to it"
-        )
-    model, weights, num_gpus = deployment.model, deployment.precision.weights, deployment.parallelism.num_gpus
-    if deployment.engine == "ollama":
-        words.append(
-            f"put a GGUF file of {model.name} in {weights} behind FROM, and run: ollama create NAME -f Modelfile"
-        )
-    elif needs_other_checkpoint(deployment.engine, model, weights):
-        words.append(
-            f"replace {model.name} by a checkpoint of it in {weights}: {deployment.engine} does not make one at start"
-        )
-    if group is None and num_gpus > deployment.gpu.gpus_per_node:
-        words.append(_nodes_words(deployment))
+        words.append(f"a group has {counts}, each on GPUs of its own: servewise deploy writes them with their router")
+    elif num_gpus > deployment.gpu.gpus_per_node:
+        num_nodes = -(-num_gpus // deployment.gpu.gpus_per_node)
+        words.append(f"a replica takes {num_nodes} nodes: servewise deploy writes the command of each")
     if deployment.num_replicas > 1 and group is None:
         gpus = "a GPU of its own" if num_gpus == 1 else f"{num_gpus} GPUs of its own"
         words.append(
@@ -135,26 +118,15 @@ def notes(deployment: Deployment) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _nodes_words(deployment: Deployment) -> str:
-    """How an engine is started on several nodes (the helps of vLLM 0.32's ``serve``, SGLang 0.5.23's server)."""
-    spread, node = deployment.parallelism, deployment.gpu.gpus_per_node
-    num_nodes = -(-spread.num_gpus // node)
-    if deployment.engine == "sglang":
-        return (
-            f"a replica takes {num_nodes} nodes: run its command on each with --nnodes {num_nodes} --node-rank RANK "
-            "--dist-init-addr FIRST_NODE:PORT"
-        )
-    if spread.data_parallel_size == 1:
-        return (
-            f"a replica takes {num_nodes} nodes: run its command on each with --nnodes {num_nodes} --node-rank RANK "
-            "--master-addr FIRST_NODE, and with --headless on all but the first"
-        )
-    local = spread.data_parallel_size // num_nodes
-    return (
-        f"a replica takes {num_nodes} nodes: run its command on each with --data-parallel-size-local {local} "
-        f"--data-parallel-address FIRST_NODE, and on node N, counted from 0, but the first also with --headless "
-        f"--data-parallel-start-rank {local}*N"
-    )
+def checkpoint_notes(deployment: Deployment) -> tuple[str, ...]:
+    """What has to stand where the commands name the model, in words; empty when the model itself."""
+    model, weights, engine = deployment.model, deployment.precision.weights, deployment.engine
+    if engine in ("ollama", "llama.cpp"):
+        where = "behind FROM, and run: ollama create NAME -f Modelfile" if engine == "ollama" else "behind --model"
+        return (f"put a GGUF file of {model.name} in {weights} {where}",)
+    if needs_other_checkpoint(engine, model, weights):
+        return (f"replace {model.name} by a checkpoint of it in {weights}: {engine} does not make one at start",)
+    return ()
 
 
 def render_shell(args: Sequence[str]) -> str:
@@ -162,8 +134,17 @@ def render_shell(args: Sequence[str]) -> str:
     return shlex.join(args)
 
 
+def shell_line(start: Launch) -> str:
+    """A start's program as one line for a POSIX shell; its files have to be there."""
+    variables = [f"{name}={value}" for name, value in start.env.items()]
+    return shlex.join(["env", *variables, *start.args] if variables else start.args)
+
+
+def file_line(name: str, text: str) -> str:
+    """A line for a POSIX shell that writes a file."""
+    return f"printf %s {shlex.quote(text)} > {shlex.quote(name)}"
+
+
 def render_launch(start: Launch) -> str:
     """What starts one replica as lines for a POSIX shell: its files are written first, then it is run."""
-    lines = [f"printf %s {shlex.quote(text)} > {shlex.quote(name)}" for name, text in start.files.items()]
-    variables = [f"{name}={value}" for name, value in start.env.items()]
-    return "\n".join([*lines, shlex.join(["env", *variables, *start.args] if variables else start.args)])
+    return "\n".join([*(file_line(name, text) for name, text in start.files.items()), shell_line(start)])

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from servewise.engines import facts
+from servewise.engines.launch import Launch, checked_name
 from servewise.errors import InputError
-from servewise.types import GpuSpec, LlamacppParams, ModelSpec, Parallelism, Provenance
+from servewise.types import Deployment, GpuSpec, LlamacppParams, ModelSpec, Parallelism, Provenance
 
 __all__ = [
     "HostRates",
@@ -18,6 +19,7 @@ __all__ = [
     "host_layers",
     "host_provenance",
     "host_rates",
+    "launch",
     "launch_args",
     "library_gib",
     "provenance",
@@ -192,4 +194,21 @@ def launch_args(params: LlamacppParams) -> tuple[str, ...]:
         "--cache-ram",
         str(params.cache_ram_mib),
         *layers,
+    )
+
+
+def launch(deployment: Deployment) -> Launch:
+    """What starts one server; its model is a GGUF file.
+
+    Raises
+    ------
+    InputError
+        When llama-server would refuse the parameters, or the file's name would be read as an option.
+    """
+    params = deployment.params
+    if not isinstance(params, LlamacppParams):
+        raise InputError(f"these are not llama.cpp's parameters: {params}")
+    validate(params, deployment.model)
+    return Launch(
+        args=["llama-server", "--model", checked_name(deployment.model.name, "llama-server"), *launch_args(params)]
     )

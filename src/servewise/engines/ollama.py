@@ -187,6 +187,9 @@ def launch(deployment: Deployment) -> Launch:
     if not isinstance(params, OllamaParams):
         raise InputError(f"these are not Ollama's parameters: {params}")
     validate(params, deployment.model)
-    lines = [f"FROM {checked_name(deployment.model.name, 'a Modelfile')}"]
+    source = checked_name(deployment.model.name, "a Modelfile")
+    if '"' in source or source != source.strip():  # its quotes may hold several lines, and it trims
+        raise InputError(f"model name {source!r} cannot stand in a Modelfile; use one without quotes or outer spaces")
+    lines = [f"FROM {source}"]
     lines += [f"PARAMETER {name} {value}" for name, value in model_parameters(params).items()]
     return Launch(args=["ollama", "serve"], env=environment(params), files={"Modelfile": "\n".join(lines) + "\n"})

@@ -18,7 +18,7 @@ from servewise.store.measurements import (
     write_measurement,
 )
 from servewise.store.plan_document import PLAN_SCHEMA, WorkloadMeta, plan_json_schema
-from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json
+from servewise.store.plan_json import PlanMeta, plan_from_json, plan_meta, plan_to_json, read_plan
 from servewise.store.sweeps import SWEEP_SCHEMA, SweepFolder
 from servewise.store.table import csv_text
 from servewise.store.workloads import WORKLOAD_SCHEMA, read_workload, write_workload
@@ -50,6 +50,7 @@ __all__ = [
     "read_document",
     "read_log",
     "read_measurement",
+    "read_plan",
     "read_run_dir",
     "read_workload",
     "write_calibration",

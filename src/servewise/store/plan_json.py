@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +21,7 @@ from servewise.store.assurance_json import (
     explanation_of,
 )
 from servewise.store.deployment_json import deployment_document, deployment_of
+from servewise.store.documents import read_document
 from servewise.store.effort_json import (
     columns_document,
     columns_of,
@@ -55,7 +57,7 @@ from servewise.types import (
     Summary,
 )
 
-__all__ = ["PlanMeta", "plan_from_json", "plan_meta", "plan_to_json"]
+__all__ = ["PlanMeta", "plan_from_json", "plan_meta", "plan_to_json", "read_plan"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,3 +367,18 @@ def _estimate(document: EstimateDocument) -> Estimate:
     # Without a lower end there is no interval; a missing upper end alone means that nothing bounds it.
     high = math.nan if math.isnan(document.low) else document.high
     return Estimate(value=document.value, low=document.low, high=high, num_samples=document.num_samples)
+
+
+def read_plan(path: Path) -> tuple[Plan, PlanMeta]:
+    """A plan from its file.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read, or is no plan.
+    """
+    document = read_document(path, "give a plan.json")
+    try:
+        return plan_from_json(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
