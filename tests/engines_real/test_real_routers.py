@@ -25,7 +25,10 @@ import pytest
 from deploy.fleets import CASES
 from servewise.deploy import render
 
-pytestmark = pytest.mark.engines
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(shutil.which("haproxy") is None, reason="HAProxy is not installed: apt-get install haproxy"),
+]
 
 NUM_SERVERS = 3
 
