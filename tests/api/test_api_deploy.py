@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from ruamel.yaml import YAML
+
+from servewise.cli.deploy import deploy as cli_deploy
+from servewise.deploy import TARGETS
 
 Command = Callable[..., Any]
 
@@ -25,7 +29,7 @@ def test_the_winner_s_command_is_printed(plan_path: Path, run: Command) -> None:
     assert ended.code == 0
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in ended.out
     assert ended.out.startswith("# replica-0 on 127.0.0.1\n")
-    assert "checked: vllm: " in ended.err
+    assert "checked: vllm 0.33.0: its own parser takes" in ended.err
     plan = json.loads(plan_path.read_text())
     params = plan["candidates"][plan["winner"]]["deployment"]["params"]
     args = shlex.split(ended.out, comments=True)
@@ -81,6 +85,12 @@ def test_plans_that_cannot_be_deployed(
     ended = run("deploy", str(path))
     assert ended.code == code
     assert words in ended.error
+
+
+def test_the_command_line_offers_every_target() -> None:
+    (target,) = [option for option in cli_deploy.params if option.name == "target"]
+    assert isinstance(target.type, click.Choice)
+    assert tuple(target.type.choices) == TARGETS
 
 
 def test_llama_server_is_for_ollama(plan_path: Path, run: Command) -> None:

@@ -204,6 +204,37 @@ def test_names_that_nothing_can_carry_are_refused(name: str, target: Target) -> 
             render(named(CASES[case], name), target, name="chat")
 
 
+@given(name=NAMES)
+@settings(max_examples=15, deadline=None)
+def test_a_drafter_s_path_is_mounted_and_nothing_else(name: str) -> None:
+    drafting = CASES["vllm, speculation"]
+    assert drafting.speculation is not None
+
+    def drafted(path: str) -> Any:
+        drafter = dataclasses.replace(drafting.speculation, head_name=path)
+        return parsed(render(dataclasses.replace(drafting, speculation=drafter), "kubernetes", name="chat"))
+
+    path = f"/models/{name}"
+    if not name.isprintable() or "eagle3" in name.lower():
+        return
+    found = drafted(path)
+    assert {"name": "model-0", "hostPath": {"path": path}} in list(_volumes(found))
+    plain = replaced(drafted(f"/models/{PLAIN}"), lambda text: text.replace(f"/models/{PLAIN}", path))
+    assert _without(found, "args") == _without(plain, "args")
+
+
+def _volumes(tree: Any) -> Any:
+    for document in tree:
+        yield from document.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ())
+
+
+def _without(tree: Any, key: str) -> Any:
+    """A tree without what is called so: a drafter stands in JSON within an argument."""
+    if isinstance(tree, dict):
+        return {name: _without(value, key) for name, value in tree.items() if name != key}
+    return [_without(value, key) for value in tree] if isinstance(tree, list) else tree
+
+
 def test_drafters_are_checked_alike() -> None:
     drafting = CASES["vllm, speculation"]
     assert drafting.speculation is not None

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from deploy.fleets import CASES, L40S, grouped, one
+from deploy.fleets import CASES, DENSE, L40S, grouped, one
 from servewise.deploy import TARGETS, Rendered, Target, render
 from servewise.deploy.facts import engine_facts, table
+from servewise.deploy.marks import start_mark
+from servewise.engines import Launch
 from servewise.errors import InputError
 from servewise.types import Deployment, Parallelism
 
@@ -368,6 +370,7 @@ def broken(**changes: object) -> Deployment:
     [
         (broken(num_replicas=10**9), {}, "make no fleet of 1 to 1000"),
         (broken(num_replicas=0), {}, "make no fleet"),
+        (broken(model=replace(DENSE, name="./config.json")), {}, "no checkpoint; name one with --model"),
         (broken(engine="static"), {}, "no server"),
         (broken(engine_version="0.33.0 --evil"), {"target": "compose"}, "no tag of an image"),
         (broken(parallelism=Parallelism(pipeline_parallel_size=12)), {}, "do not fill whole nodes of 8"),
@@ -381,6 +384,27 @@ def broken(**changes: object) -> Deployment:
 def test_plans_and_options_that_make_no_sense(deployment: Deployment, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         render(deployment, options.pop("target", "command"), name="chat", **options)
+
+
+@pytest.mark.parametrize(
+    ("case", "target", "words"),
+    [
+        ("vllm, TP", "command", "vllm 0.33.0: its own parser takes 7 options; vLLM 0.32.0 was started by"),
+        ("tgi, TP", "kubernetes", "known from documents, sources or another version only; not verified by running"),
+        ("tensorrt-llm, a group", "compose", "trtllm-serve 1.2.1: 3 known from documents"),
+        ("ollama, one GPU", "command", "ollama 0.33.0: "),
+        ("sglang, several replicas", "command", "haproxy: configuration accepted"),
+    ],
+)
+def test_files_say_what_of_them_was_checked(case: str, target: Target, words: str) -> None:
+    marks = [mark for file in render(CASES[case], target, name="chat").files for mark in file.checked]
+    assert any(words in mark for mark in marks)
+    assert not [mark for mark in marks if "not known to it" in mark]
+
+
+def test_an_option_that_a_program_lacks_is_named() -> None:
+    mark = start_mark("vllm", Launch(args=["vllm", "serve", "x", "--max-num-seq", "1"]), "0.33.0", "not run")
+    assert "not known to it: --max-num-seq" in mark
 
 
 def test_a_stream_is_one_text() -> None:

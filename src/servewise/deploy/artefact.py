@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import shlex
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +13,16 @@ from ruamel.yaml import YAML
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.scalarstring import LiteralScalarString, SingleQuotedScalarString
 
+from servewise.deploy.command import file_line
 from servewise.engines import Launch
 
-__all__ = ["Artefact", "Rendered", "join_yaml", "label", "renamed_files", "shell_script", "undollared", "yaml_text"]
+__all__ = ["Artefact", "Rendered", "join_yaml", "label", "renamed_files", "undollared", "yaml_text"]
 
 SCRIPT = ".sh"
 PLAIN = re.compile(r"(?i)(?!(?:y|n|yes|no|on|off|true|false|null|nan|inf)\Z)-{0,2}[a-z/][a-z0-9/._-]*")
 """Texts that no reader of YAML 1.1 or 1.2 takes for something else without quotes."""
-MAX_LABEL_CHARS = 40
-"""Leaves room for ``-g0-prefill-0-1`` within the 63 of a DNS label."""
+MAX_LABEL_CHARS = 36
+"""Leaves room for ``-g999-prefill`` and the hash of a StatefulSet's revision within the 63 of a label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Rendered:
 
 def _shell_lines(file: Artefact) -> str:
     if not file.name.endswith(SCRIPT):
-        return f"printf %s {shlex.quote(file.text)} > {shlex.quote(file.name)}\n"
+        return f"{file_line(file.name, file.text)}\n"
     _, title, command = file.text.splitlines()
     return f"{title}\n{command.removeprefix('exec ')}\n"
 
@@ -134,9 +134,3 @@ def renamed_files(start: Launch, prefix: str) -> Launch:
         for before, arg in zip(["", *start.args], start.args, strict=False)
     ]
     return replace(start, args=args, files={f"{prefix}{name}": text for name, text in start.files.items()})
-
-
-def shell_script(start: Launch) -> str:
-    """A start's program as one line for a POSIX shell; its files have to be there."""
-    variables = [f"{name}={value}" for name, value in start.env.items()]
-    return shlex.join(["env", *variables, *start.args] if variables else start.args)

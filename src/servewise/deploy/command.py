@@ -10,7 +10,17 @@ from servewise.engines import Launch, llamacpp, needs_other_checkpoint, ollama, 
 from servewise.errors import InputError
 from servewise.types import ROLES, Deployment, EngineName, Role
 
-__all__ = ["checkpoint_notes", "command", "launch", "launches", "notes", "render_launch", "render_shell"]
+__all__ = [
+    "checkpoint_notes",
+    "command",
+    "file_line",
+    "launch",
+    "launches",
+    "notes",
+    "render_launch",
+    "render_shell",
+    "shell_line",
+]
 
 LAUNCHES: Mapping[EngineName, Callable[[Deployment], Launch]] = {
     "vllm": vllm.launch,
@@ -124,8 +134,17 @@ def render_shell(args: Sequence[str]) -> str:
     return shlex.join(args)
 
 
+def shell_line(start: Launch) -> str:
+    """A start's program as one line for a POSIX shell; its files have to be there."""
+    variables = [f"{name}={value}" for name, value in start.env.items()]
+    return shlex.join(["env", *variables, *start.args] if variables else start.args)
+
+
+def file_line(name: str, text: str) -> str:
+    """A line for a POSIX shell that writes a file."""
+    return f"printf %s {shlex.quote(text)} > {shlex.quote(name)}"
+
+
 def render_launch(start: Launch) -> str:
     """What starts one replica as lines for a POSIX shell: its files are written first, then it is run."""
-    lines = [f"printf %s {shlex.quote(text)} > {shlex.quote(name)}" for name, text in start.files.items()]
-    variables = [f"{name}={value}" for name, value in start.env.items()]
-    return "\n".join([*lines, shlex.join(["env", *variables, *start.args] if variables else start.args)])
+    return "\n".join([*(file_line(name, text) for name, text in start.files.items()), shell_line(start)])

@@ -66,6 +66,11 @@ class Container:
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def start(self) -> Launch:
+        """What starts it."""
+        return Launch(args=self.args, env=self.env, files=self.files)
+
 
 def place_in(address: str) -> Place:
     """A container of its own, which others reach by a name."""
@@ -85,8 +90,9 @@ def instance_container(part: Part, place: Place) -> Container:
     found = image(engine, part.instance.engine_version, gpu.vendor)
     if found is None:
         raise InputError(f"no image of {engine} for {gpu.name} is known ({gpu.vendor}); use --target command")
-    if part.model_path is not None and not part.model_path.startswith("/"):
-        raise InputError(f"model path {part.model_path!r} means nothing in a container; give an absolute one")
+    for path in part.paths:
+        if not path.startswith("/"):
+            raise InputError(f"model path {path!r} means nothing in a container; give an absolute one")
     start = served(part, place)
     if facts.cache_env:
         start = replace(start, env={**start.env, facts.cache_env: facts.cache})

@@ -63,8 +63,12 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterFacts:
-    """A router, as :class:`EngineFacts`; health and metrics may have ports of their own: 0 where they have none."""
+    """A router, as :class:`EngineFacts`; health and metrics may have ports of their own, 0 where they have none.
 
+    ``version`` is the one whose options are written; empty for the engine's own.
+    """
+
+    version: str
     image: str
     health: str
     health_port: int

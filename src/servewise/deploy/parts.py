@@ -70,17 +70,29 @@ class Part:
         return self.instance.parallelism.num_gpus // self.num_nodes
 
     @property
-    def model_path(self) -> str | None:
-        """Model as a file or folder of the machine; None when it comes from a hub."""
-        name = self.instance.model.name
-        return name if is_path(name) else None
+    def paths(self) -> tuple[str, ...]:
+        """Models that are files or folders of the machine: the served one, the drafter's."""
+        return tuple(name for name in self._sources if is_path(name))
+
+    @property
+    def downloads(self) -> bool:
+        """Whether a model comes from a hub; Ollama and llama.cpp serve what is there."""
+        engines = ("ollama", "llama.cpp")
+        return self.instance.engine not in engines and len(self.paths) < len(self._sources)
+
+    @property
+    def _sources(self) -> tuple[str, ...]:
+        drafter, names = self.instance.speculation, [self.instance.model.name]
+        if drafter is not None:
+            names += [drafter.head_name, drafter.draft_model.name if drafter.draft_model else ""]
+        return tuple(name for name in names if name)
 
     @property
     def first_start_s(self) -> float:
         """Time that the first start is given [s]: longer than it should take, with a download from a hub."""
         known = table("resources")
         load = self.start_up_s * float(known["start_up_factor"])
-        return load if self.model_path else load + self.weights_bytes / float(known["download_bytes_per_s"])
+        return load if not self.downloads else load + self.weights_bytes / float(known["download_bytes_per_s"])
 
     @property
     def num_cpus(self) -> int:
@@ -146,10 +158,6 @@ class Fleet:
     def entry(self) -> Member:
         """What clients talk to."""
         return Member(self.routers[-1].name if self.routers else self.parts[0].name)
-
-    def part(self, name: str) -> Part:
-        """A part by its name."""
-        return next(part for part in self.parts if part.name == name)
 
 
 def is_path(name: str) -> bool:

@@ -13,7 +13,7 @@ from servewise.deploy.parts import Part, RouterPart
 from servewise.deploy.serving import side_channel
 from servewise.types import GpuSpec
 
-__all__ = ["GPU_RESOURCE", "POD_PLACE", "TOKEN_SECRET", "config_map", "instance_pod", "meta", "router_pod", "selector"]
+__all__ = ["GPU_RESOURCE", "POD_PLACE", "TOKEN_SECRET", "instance_pod", "router_pod"]
 
 GPU_RESOURCE: Mapping[str, str] = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -21,22 +21,6 @@ TOKEN_SECRET, TOKEN = "hf-token", "HF_TOKEN"
 POD_PLACE = place_in("$(POD_IP)")
 """An instance's pod, as it sees itself: Kubernetes fills in its address."""
 PERIOD_S = 10
-
-
-def meta(app: str, part: str) -> dict[str, Any]:
-    """Name and labels of an object that belongs to a part."""
-    return {"name": f"{app}-{part}", "labels": selector(app, part) | {"app.kubernetes.io/managed-by": "servewise"}}
-
-
-def selector(app: str, part: str) -> dict[str, str]:
-    """Labels of a part's pods."""
-    return {"app.kubernetes.io/name": app, "app.kubernetes.io/component": part}
-
-
-def config_map(app: str, part: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """The files of a start."""
-    data = {path.removeprefix(f"{FILES_DIR}/"): text for path, text in files.items()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta(app, part), "data": data}
 
 
 def instance_pod(
@@ -113,7 +97,7 @@ def _field(name: str, path: str) -> list[dict[str, Any]]:
 
 def _token(part: Part) -> list[dict[str, Any]]:
     """Token of the hub, from a secret."""
-    if part.model_path is not None or part.instance.engine in ("ollama", "llama.cpp"):
+    if not part.downloads:
         return []
     reference = {"name": TOKEN_SECRET, "key": TOKEN, "optional": True}
     return [{"name": TOKEN, "valueFrom": {"secretKeyRef": reference}}]
@@ -127,11 +111,11 @@ def _volumes(part: Part, container: Container, files: str, claim: str) -> tuple[
     if facts.shm_gib:
         size = {"medium": "Memory", "sizeLimit": f"{math.ceil(facts.shm_gib)}Gi"}
         found.append(({"name": "shm", "emptyDir": size}, "/dev/shm", False))  # noqa: S108
-    if part.model_path is not None:
-        found.append(({"name": "model", "hostPath": {"path": part.model_path}}, part.model_path, True))
+    for number, path in enumerate(part.paths):
+        found.append(({"name": f"model-{number}", "hostPath": {"path": path}}, path, True))
     if part.instance.engine == "ollama":  # its store is one server's own
         found.append(({"name": "models", "emptyDir": {}}, facts.cache, False))
-    elif part.model_path is None and facts.cache:
+    elif part.downloads:
         found.append(({"name": "models", "persistentVolumeClaim": {"claimName": claim}}, facts.cache, False))
     mounts = [
         {"name": volume["name"], "mountPath": path} | ({"readOnly": True} if read_only else {})

@@ -69,6 +69,8 @@ def render(
         raise InputError(f"{deployment.engine} is a textbook scheduler and no server; choose another candidate")
     if hosts and target != "command":
         raise InputError(f"--host is of --target command; {target} finds its machines itself")
+    if model is None and deployment.model.name.endswith(".json"):
+        raise InputError(f"the plan knows {deployment.model.name}, which is no checkpoint; name one with --model")
     missing = [f"{note}; --model names it" for note in checkpoint_notes(deployment)]
     if model is not None:
         deployment, missing = replace(deployment, model=replace(deployment.model, name=model)), []

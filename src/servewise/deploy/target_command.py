@@ -6,8 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from servewise.deploy.artefact import Artefact, Rendered, label, renamed_files, shell_script
-from servewise.deploy.facts import engine_facts, router_facts, table
+from servewise.deploy.artefact import Artefact, Rendered, label, renamed_files
+from servewise.deploy.command import shell_line
+from servewise.deploy.facts import table
+from servewise.deploy.machines import Machine, machines_of
+from servewise.deploy.marks import instance_mark, router_mark
 from servewise.deploy.parts import Fleet, Member, Part
 from servewise.deploy.routers import router_launch
 from servewise.deploy.scrape import scrape_config
@@ -15,56 +18,13 @@ from servewise.deploy.serving import DEFAULT_PORT, Place, node_args, served, sid
 from servewise.engines import Launch
 from servewise.errors import InputError
 
-__all__ = ["Machine", "machines_of", "render"]
+__all__ = ["render"]
 
 LOCAL = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 (only where several machines have to reach each other; a note says so)
 LAST_PORT = 65535
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 VISIBLE: Mapping[str, str] = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
-
-
-class Machine:
-    """A machine of one kind of GPU that is being filled.
-
-    Parameters
-    ----------
-    gpu : str
-    num_gpus : int
-    """
-
-    def __init__(self, gpu: str, num_gpus: int) -> None:
-        self.gpu, self.free_gpus = gpu, list(range(num_gpus))
-        self.num_processes = 0
-
-    def take(self, num_gpus: int) -> tuple[int, ...]:
-        """Take so many of its GPUs, and a place among its processes."""
-        taken, self.free_gpus = tuple(self.free_gpus[:num_gpus]), self.free_gpus[num_gpus:]
-        return taken
-
-
-def machines_of(fleet: Fleet) -> tuple[list[Machine], dict[Member, list[tuple[int, tuple[int, ...]]]]]:
-    """Where each instance goes: first fit, one kind of GPU a machine.
-
-    Returns
-    -------
-    list of Machine
-    dict of Member to list of (machine, GPUs)
-        One entry for each node of the instance.
-    """
-    machines: list[Machine] = []
-    where: dict[Member, list[tuple[int, tuple[int, ...]]]] = {}
-    for part in fleet.parts:
-        gpu, need = part.instance.gpu, part.gpus_per_node
-        for index in range(part.count):
-            own = where.setdefault(Member(part.name, index), [])
-            for _ in range(part.num_nodes):
-                fits = (n for n, m in enumerate(machines) if m.gpu == gpu.name and len(m.free_gpus) >= need)
-                number = next(fits, len(machines))
-                if number == len(machines):
-                    machines.append(Machine(gpu.name, gpu.gpus_per_node))
-                own.append((number, machines[number].take(need)))
-    return machines, where
 
 
 def render(fleet: Fleet, *, hosts: Sequence[str] = (), port: int = DEFAULT_PORT) -> Rendered:
@@ -94,7 +54,7 @@ def render(fleet: Fleet, *, hosts: Sequence[str] = (), port: int = DEFAULT_PORT)
     for router in fleet.routers:
         place = places[Member(router.name)]
         start = renamed_files(router_launch(router, places.__getitem__, place), f"{router.name}-")
-        checked = (f"{router.program}: {router_facts(router.program).checked}",)
+        checked = (router_mark(fleet, router, start),)
         files |= {file: Artefact(name=file, text=text, checked=checked) for file, text in start.files.items()}
         script = _script(f"{router.name} on {place.address}", start)
         files[f"{router.name}.sh"] = Artefact(name=f"{router.name}.sh", text=script, checked=checked)
@@ -148,7 +108,7 @@ def _instance(
     place, nodes = places[member], where[member]
     start = renamed_files(served(part, place), f"{part.name}-")
     engine = part.instance.engine
-    checked = (f"{engine}: {engine_facts(engine).checked}",)
+    checked = (instance_mark(part, start),)
     found = [Artefact(name=file, text=text, checked=checked) for file, text in start.files.items()]
     visible = VISIBLE.get(part.instance.gpu.vendor)
     for rank, (number, gpus) in enumerate(nodes):
@@ -158,7 +118,7 @@ def _instance(
         own = replace(start, args=[*start.args, *node_args(part, rank, hosts[nodes[0][0]])], env=env)
         title = f"{member.part}-{member.index}" + (f"-node-{rank}" if len(nodes) > 1 else "")
         script = _script(f"{title} on {hosts[number]}", own)
-        found.append(Artefact(name=f"{title}.sh", text=script, checked=checked))
+        found.append(Artefact(name=f"{title}.sh", text=script, checked=(instance_mark(part, own),)))
     if engine == "ollama":
         create = Launch(
             args=["ollama", "create", label(part.instance.model.name, "model"), "-f", f"{part.name}-Modelfile"],
@@ -171,7 +131,7 @@ def _instance(
 
 
 def _script(title: str, start: Launch) -> str:
-    return f"#!/bin/sh\n# {title}\nexec {shell_script(start)}\n"
+    return f"#!/bin/sh\n# {title}\nexec {shell_line(start)}\n"
 
 
 def _notes(fleet: Fleet, hosts: Sequence[str]) -> tuple[str, ...]:
@@ -181,6 +141,6 @@ def _notes(fleet: Fleet, hosts: Sequence[str]) -> tuple[str, ...]:
             f"the {len(hosts)} machines ({', '.join(hosts)}) reach each other at these names; nothing is encrypted or "
             "asks for a key, so keep the ports within a private network"
         )
-    if any(part.model_path is None and part.instance.engine != "ollama" for part in fleet.parts):
+    if fleet.parts[0].downloads:
         words.append("models with a licence to accept need HF_TOKEN in the environment")
     return tuple(words)

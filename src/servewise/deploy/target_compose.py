@@ -13,11 +13,12 @@ from servewise.deploy.containers import (
     place_in,
     router_container,
 )
-from servewise.deploy.facts import engine_facts, router_facts, table
+from servewise.deploy.facts import engine_facts, table
+from servewise.deploy.machines import machines_of
+from servewise.deploy.marks import container_marks
 from servewise.deploy.parts import Fleet, Member, Part
 from servewise.deploy.scrape import scrape_config
 from servewise.deploy.serving import Place, side_channel
-from servewise.deploy.target_command import machines_of
 from servewise.errors import InputError
 
 __all__ = ["render"]
@@ -57,11 +58,7 @@ def render(fleet: Fleet, *, name: str, port: int) -> Rendered:
     services[entry]["ports"] = [f"127.0.0.1:{port}:{_place(fleet.entry).port}"]
     services["prometheus"] = _prometheus(fleet, configs)
     document = {"name": label(name), "services": services, "volumes": {MODELS: {}}, "configs": configs}
-    checked = (
-        f"Compose: {table('compose')['checked']}",
-        f"{fleet.deployment.engine}: {engine_facts(fleet.deployment.engine).checked}",
-        *(f"{program}: {router_facts(program).checked}" for program in sorted({r.program for r in fleet.routers})),
-    )
+    checked = (f"Compose: {table('compose')['checked']}", *container_marks(fleet))
     notes = [
         f"docker compose up -d; it serves at 127.0.0.1:{port}, and asks for no key",
         "docker compose --profile metrics up -d starts Prometheus as well, at 127.0.0.1:9090",
@@ -91,10 +88,9 @@ def _instance(part: Part, member: Member, gpus: tuple[int, ...], configs: dict[s
     volumes: list[dict[str, Any]] = []
     if facts.cache:
         volumes.append({"type": "volume", "source": MODELS, "target": facts.cache})
-    if part.model_path is not None:
-        path = undollared(part.model_path)
-        volumes.append({"type": "bind", "source": path, "target": path, "read_only": True})
-    elif part.instance.engine != "ollama":
+    paths = map(undollared, part.paths)
+    volumes += [{"type": "bind", "source": path, "target": path, "read_only": True} for path in paths]
+    if part.downloads:
         service["environment"]["HF_TOKEN"] = None  # of the shell that starts it
     service["volumes"] = volumes
     found = {}

@@ -10,10 +10,11 @@ from typing import Any
 from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, renamed_files, yaml_text
 from servewise.deploy.containers import EVERYWHERE, FILES_DIR, Container
 from servewise.deploy.facts import engine_facts, table
+from servewise.deploy.marks import UNTRIED, start_mark
+from servewise.deploy.objects import config_map, gpu_notes, models_claim, needs_claim
 from servewise.deploy.parts import Fleet, Part
-from servewise.deploy.pods import config_map, instance_pod
+from servewise.deploy.pods import instance_pod
 from servewise.deploy.serving import DEFAULT_PORT
-from servewise.deploy.target_kubernetes import gpu_notes, models_claim, needs_claim
 from servewise.errors import InputError
 
 __all__ = ["render", "worker_args"]
@@ -58,11 +59,12 @@ def render(fleet: Fleet, *, name: str) -> Rendered:
     parts = fleet.parts if group is None else fleet.parts[:2]  # of all groups alike: Dynamo has one pool of each
     copies = 1 if group is None else deployment.num_replicas
     documents = [models_claim(fleet, f"{app}-models")] if needs_claim(fleet) else []
-    workers = []
+    workers, marks = [], [f"DynamoGraphDeployment: {table('dynamo')['checked']}"]
     for part in parts:
         part = replace(part, name=part.role, count=part.count * copies)
-        worker, files = _worker(part, app)
-        documents += [config_map(app, part.name, files)] if files else []
+        worker, container = _worker(part, app)
+        documents += [config_map(app, part.name, container.files)] if container.files else []
+        marks.append(start_mark(MODULES[engine], container.start, table("dynamo")["version"], UNTRIED))
         workers.append(worker)
     documents.append(
         {
@@ -75,11 +77,10 @@ def render(fleet: Fleet, *, name: str) -> Rendered:
             },
         }
     )
-    checked = (f"DynamoGraphDeployment: {table('dynamo')['checked']}",)
     text = join_yaml([yaml_text(document) for document in documents])
     return Rendered(
         target="dynamo",
-        files=(Artefact(name="dynamo.yaml", text=text, checked=checked),),
+        files=(Artefact(name="dynamo.yaml", text=text, checked=tuple(dict.fromkeys(marks))),),
         notes=_notes(fleet, app, policy),
     )
 
@@ -97,7 +98,7 @@ def _frontend(engine: str, policy: str) -> dict[str, Any]:
     }
 
 
-def _worker(part: Part, app: str) -> tuple[dict[str, Any], Mapping[str, str]]:
+def _worker(part: Part, app: str) -> tuple[dict[str, Any], Container]:
     engine = part.instance.engine
     facts = engine_facts(engine)
     risky = [arg for arg in part.start.args if shlex.quote(arg) != arg]
@@ -128,7 +129,7 @@ def _worker(part: Part, app: str) -> tuple[dict[str, Any], Mapping[str, str]]:
         "replicas": part.count,
         "podTemplate": {"spec": pod},
     }
-    return worker | ({"multinode": {"nodeCount": part.num_nodes}} if part.num_nodes > 1 else {}), start.files
+    return worker | ({"multinode": {"nodeCount": part.num_nodes}} if part.num_nodes > 1 else {}), container
 
 
 def worker_args(part: Part) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, yaml_text
 from servewise.deploy.containers import instance_container
 from servewise.deploy.facts import engine_facts, table
+from servewise.deploy.marks import container_marks
+from servewise.deploy.objects import config_map, gpu_notes, models_claim, needs_claim, pod_monitor
 from servewise.deploy.parts import Fleet
-from servewise.deploy.pods import POD_PLACE, config_map, instance_pod
-from servewise.deploy.target_kubernetes import gpu_notes, models_claim, needs_claim, pod_monitor
+from servewise.deploy.pods import POD_PLACE, instance_pod
 from servewise.errors import InputError
 
 __all__ = ["render"]
@@ -46,10 +47,7 @@ def render(fleet: Fleet, *, name: str) -> Rendered:
             "spec": {"predictor": {"minReplicas": part.count, "maxReplicas": part.count, **pod}},
         }
     )
-    checked = (
-        f"InferenceService: {table('kserve')['checked']}",
-        f"{deployment.engine}: {engine_facts(deployment.engine).checked}",
-    )
+    checked = (f"InferenceService: {table('kserve')['checked']}", *container_marks(fleet))
     files = [Artefact(name="inferenceservice.yaml", text=join_yaml([yaml_text(d) for d in documents]), checked=checked)]
     chosen = {"serving.kserve.io/inferenceservice": app}
     facts = engine_facts(deployment.engine)

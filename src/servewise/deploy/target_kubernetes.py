@@ -6,13 +6,24 @@ from typing import Any
 
 from servewise.deploy.artefact import Artefact, Rendered, join_yaml, label, yaml_text
 from servewise.deploy.containers import Container, instance_container, place_in, router_container
-from servewise.deploy.facts import engine_facts, gpu_label, router_facts, table
+from servewise.deploy.facts import engine_facts, router_facts, table
+from servewise.deploy.marks import container_marks
+from servewise.deploy.objects import (
+    config_map,
+    gpu_notes,
+    is_shared,
+    kubernetes_object,
+    meta,
+    models_claim,
+    needs_claim,
+    pod_monitor,
+    selector,
+)
 from servewise.deploy.parts import Fleet, Member, Part, RouterPart
-from servewise.deploy.pods import POD_PLACE, TOKEN_SECRET, config_map, instance_pod, meta, router_pod, selector
+from servewise.deploy.pods import POD_PLACE, TOKEN_SECRET, instance_pod, router_pod
 from servewise.deploy.serving import DEFAULT_PORT, Place, node_args
-from servewise.units import GIB
 
-__all__ = ["gpu_notes", "models_claim", "needs_claim", "pod_monitor", "render"]
+__all__ = ["render"]
 
 LEADER = "$(LWS_LEADER_ADDRESS)"
 RANK = "$(LWS_WORKER_INDEX)"
@@ -39,12 +50,11 @@ def render(fleet: Fleet, *, name: str) -> Rendered:
     for router in fleet.routers:
         documents += _router(fleet, router, app)
     documents.append(_entry(fleet, app))
-    checked = (
-        f"manifests: {table('kubernetes')['checked']}",
-        f"{fleet.deployment.engine}: {engine_facts(fleet.deployment.engine).checked}",
-        *(f"{program}: {router_facts(program).checked}" for program in sorted({r.program for r in fleet.routers})),
-    )
-    monitors = [pod_monitor(app, part.name, engine_facts(part.instance.engine).metrics) for part in fleet.parts]
+    checked = (f"manifests: {table('kubernetes')['checked']}", *container_marks(fleet))
+    monitors = [
+        pod_monitor(app, part.name, engine_facts(part.instance.engine).metrics, chosen=_serving(app, part))
+        for part in fleet.parts
+    ]
     monitors += [
         pod_monitor(app, router.name, router_facts(router.program).metrics, router_facts(router.program).metrics_port)
         for router in fleet.routers
@@ -65,7 +75,7 @@ def _instances(part: Part, app: str, claim: str) -> list[dict[str, Any]]:
     pod = {"metadata": {"labels": selector(app, part.name)}}
     pod["spec"] = instance_pod(part, container, app=app, claim=claim)
     service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector(app, part.name)}
-    found.append(_object("v1", "Service", head, service | {"ports": [_port(DEFAULT_PORT)]}))
+    found.append(kubernetes_object("v1", "Service", head, service | {"ports": [_port(DEFAULT_PORT)]}))
     spec = {
         "serviceName": head["name"],
         "replicas": part.count,
@@ -73,10 +83,10 @@ def _instances(part: Part, app: str, claim: str) -> list[dict[str, Any]]:
         "selector": {"matchLabels": selector(app, part.name)},
         "template": pod,
     }
-    found.append(_object("apps/v1", "StatefulSet", head, spec))
+    found.append(kubernetes_object("apps/v1", "StatefulSet", head, spec))
     if part.count > 1:
         limits = {"maxUnavailable": 1, "selector": {"matchLabels": selector(app, part.name)}}
-        found.append(_object("policy/v1", "PodDisruptionBudget", head, limits))
+        found.append(kubernetes_object("policy/v1", "PodDisruptionBudget", head, limits))
     return found
 
 
@@ -95,7 +105,7 @@ def _group_of_pods(part: Part, container: Container, app: str, claim: str) -> di
         "workerTemplate": pod(RANK),
     }
     spec = {"replicas": part.count, "leaderWorkerTemplate": template}
-    return _object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", meta(app, part.name), spec)
+    return kubernetes_object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", meta(app, part.name), spec)
 
 
 def _router(fleet: Fleet, router: RouterPart, app: str) -> list[dict[str, Any]]:
@@ -110,10 +120,10 @@ def _router(fleet: Fleet, router: RouterPart, app: str) -> list[dict[str, Any]]:
         "template": {"metadata": pods, "spec": router_pod(router, container, app)},
     }
     found = [config_map(app, router.name, container.files)] if container.files else []
-    found.append(_object("apps/v1", "Deployment", head, spec))
+    found.append(kubernetes_object("apps/v1", "Deployment", head, spec))
     if router.name != fleet.entry.part:  # another router has to find it
         service = {"selector": selector(app, router.name), "ports": [_port(DEFAULT_PORT)]}
-        found.append(_object("v1", "Service", head, service))
+        found.append(kubernetes_object("v1", "Service", head, service))
     return found
 
 
@@ -127,55 +137,19 @@ def _place(fleet: Fleet, app: str, member: Member, program: str) -> Place:
 
 def _entry(fleet: Fleet, app: str) -> dict[str, Any]:
     """The service that clients talk to."""
-    entry = fleet.entry.part
-    chosen = selector(app, entry)
-    if not fleet.routers and fleet.parts[0].num_nodes > 1:
-        chosen |= LEADER_LABEL
-    return _object(
+    chosen = selector(app, fleet.entry.part) if fleet.routers else _serving(app, fleet.parts[0])
+    return kubernetes_object(
         "v1", "Service", meta(app, "entry") | {"name": app}, {"selector": chosen, "ports": [_port(DEFAULT_PORT)]}
     )
 
 
-def _object(version: str, kind: str, head: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": head, "spec": spec}
+def _serving(app: str, part: Part) -> dict[str, str]:
+    """Labels of a part's pods that answer requests."""
+    return selector(app, part.name) | (LEADER_LABEL if part.num_nodes > 1 else {})
 
 
 def _port(number: int) -> dict[str, Any]:
     return {"name": "http", "port": number, "targetPort": number}
-
-
-def needs_claim(fleet: Fleet) -> bool:
-    """Whether models are downloaded into a volume that all pods share."""
-    engine = fleet.deployment.engine
-    return engine != "ollama" and bool(engine_facts(engine).cache) and fleet.parts[0].model_path is None
-
-
-def models_claim(fleet: Fleet, name: str) -> dict[str, Any]:
-    """Volume of downloaded models: twice the weights, as a hub's cache may hold a file twice while it loads it."""
-    size_gib = 2 * -(-max(part.weights_bytes for part in fleet.parts) // GIB) + 10
-    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": f"{size_gib}Gi"}}}
-    return _object("v1", "PersistentVolumeClaim", {"name": name}, spec)
-
-
-def pod_monitor(
-    app: str, part: str, path: str, port: int = 0, chosen: dict[str, str] | None = None
-) -> dict[str, Any] | None:
-    """Scrape of a part's pods, each for itself; None when it has no metrics page."""
-    if not path:
-        return None
-    endpoint = {"path": path, "interval": "15s"} | ({"targetPort": port} if port else {"port": "http"})
-    spec = {"selector": {"matchLabels": chosen or selector(app, part)}, "podMetricsEndpoints": [endpoint]}
-    return _object("monitoring.coreos.com/v1", "PodMonitor", meta(app, part), spec)
-
-
-def gpu_notes(fleet: Fleet) -> list[str]:
-    """GPUs whose nodes nothing selects."""
-    gpus = {part.instance.gpu.name: part.instance.gpu for part in fleet.parts}
-    return [
-        f"no node label of {name} is known: add a nodeSelector where the cluster has several kinds of GPU"
-        for name, gpu in gpus.items()
-        if gpu_label(gpu) is None
-    ]
 
 
 def _notes(fleet: Fleet, app: str) -> tuple[str, ...]:
@@ -185,12 +159,13 @@ def _notes(fleet: Fleet, app: str) -> tuple[str, ...]:
         *gpu_notes(fleet),
     ]
     if needs_claim(fleet):
-        words.append(f"the claim {app}-models needs a storage class that several nodes may write to")
+        if is_shared(fleet):
+            words.append(f"the claim {app}-models needs a storage class that several nodes may write to")
         words.append(
             f"models with a licence to accept: kubectl create secret generic {TOKEN_SECRET} --from-literal=HF_TOKEN=..."
         )
-    if any(part.model_path for part in fleet.parts):
-        words.append("the model's path has to exist on every node that may run a pod")
+    if fleet.parts[0].paths:
+        words.append("a model's path has to exist on every node that may run a pod")
     if any(part.num_nodes > 1 for part in fleet.parts):
         words.append("replicas on several nodes need the LeaderWorkerSet controller")
     return tuple(words)
