@@ -16,6 +16,7 @@ from servewise.report.escape import html_text, json_in_html
 from servewise.report.figures import frontier_figure, latency_figures, load_figure
 from servewise.report.operation_words import autoscaling_words, failure_words
 from servewise.report.page_assurance import engine_section, explanation_section, sure_section
+from servewise.report.quality_words import score_table
 from servewise.report.table import html_table
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
@@ -58,7 +59,9 @@ def plan_html(report: PlanReport) -> str:
         engine_section(report.plan),
         "" if shown is None else sure_section(shown),
         "" if report.plan.explanation is None else explanation_section(report.plan.explanation),
+        _score_table(report, by_index),
         _rejection_table(report),
+        _filtered(report),
         _warnings(report, shown),
         _provenance_table(report),
         _facts_table(report),
@@ -269,6 +272,22 @@ def _rejection_table(report: PlanReport) -> str:
     caption = f"{total:,} of {len(report.plan.candidates):,} candidates, by kind of reason"
     head = ["Candidates", "Why", "For example"]
     return "<h2>What was turned down</h2>" + html_table(caption, head, rows, numeric={0})
+
+
+def _score_table(report: PlanReport, by_index: Mapping[int, Candidate]) -> str:
+    found = score_table(report.plan, [by_index[i] for i in report.plan.alternatives])
+    if found is None:
+        return ""
+    caption = "Score of the published model x what the precision keeps: typical [10th, 90th percentile] in %"
+    numeric = set(range(2, len(found.head)))
+    table = html_table(caption, list(found.head), [list(row) for row in found.rows], numeric=numeric)
+    notes = "".join(f'<p class="soft">{html_text(note)}</p>' for note in found.notes)
+    return f"<h2>Quality of the models</h2>{table}{notes}"
+
+
+def _filtered(report: PlanReport) -> str:
+    items = "".join(f"<li>{html_text(why)}</li>" for why in report.plan.filtered)
+    return f"<h2>What was not tried</h2><ul>{items}</ul>" if items else ""
 
 
 def _warnings(report: PlanReport, shown: Candidate | None) -> str:

@@ -16,6 +16,7 @@ from servewise.report.effort_words import effort_words
 from servewise.report.escape import visible
 from servewise.report.explain import engine_blocks, explanation_blocks
 from servewise.report.operation_words import autoscaling_words, failure_words
+from servewise.report.quality_words import score_table
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -25,6 +26,9 @@ __all__ = ["plan_terminal"]
 NUM_RANKED = 10
 NUM_FRONTIER = 10
 NUM_REJECTIONS = 8
+NUM_FILTERED = 6
+NUM_NAMES = 2
+"""Leading columns of the table of scores that are names."""
 
 
 def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableType:
@@ -52,10 +56,12 @@ def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableTyp
         frontier = words.spread([by_index[i] for i in report.plan.frontier], NUM_FRONTIER)
         parts += _ranking(report, best)
         parts += _frontier(report, frontier, winner)
+        parts += _scores(report)
         notes = words.risk_notes([*best, *frontier], with_model=words.several_models(report.plan))
         if notes:
             parts += [Text(), *(line(note) for note in notes)]
     parts += _rejected(report)
+    parts += _filtered(report)
     if explain:
         parts += engine_blocks(report.plan)
     if explain and report.plan.explanation is not None:
@@ -208,6 +214,21 @@ def _frontier(report: PlanReport, frontier: list[Candidate], winner: Candidate) 
     return [heading(title), table]
 
 
+def _scores(report: PlanReport) -> list[RenderableType]:
+    """What the models that keep the promise score."""
+    by_index = {c.index: c for c in report.plan.candidates}
+    found = score_table(report.plan, [by_index[i] for i in report.plan.alternatives])
+    if found is None:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for i, name in enumerate(found.head):
+        table.add_column(line(name), justify="left" if i < NUM_NAMES else "right", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(Text("\n").join(map(line, cell.split(" ", 1))) for cell in row))
+    title = heading("Quality: scores of the published models x what each precision keeps, typical [low, high]")
+    return [title, table, *(Padding(line(f"- {note}"), (0, 0, 0, 2)) for note in found.notes)]
+
+
 def _rejected(report: PlanReport) -> list[RenderableType]:
     found = words.rejections(report.plan)
     if not found:
@@ -226,6 +247,16 @@ def _rejected(report: PlanReport) -> list[RenderableType]:
         heading(f"Turned down: {total:,} of {len(report.plan.candidates):,} candidates"),
         Padding(table, (0, 0, 0, 2)),
     ]
+
+
+def _filtered(report: PlanReport) -> list[RenderableType]:
+    """What never became a candidate."""
+    found = report.plan.filtered
+    if not found:
+        return []
+    shown = [*found[:NUM_FILTERED], *([f"and {len(found) - NUM_FILTERED} more"] if len(found) > NUM_FILTERED else [])]
+    title = heading("Not tried: below the quality floor, or not run by the hardware")
+    return [title, *(Padding(line(f"- {why}"), (0, 0, 0, 2)) for why in shown)]
 
 
 def _warnings(report: PlanReport, winner: Candidate | None) -> list[RenderableType]:

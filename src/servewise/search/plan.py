@@ -100,6 +100,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         failure=broken_down,
         autoscaling=following,
         engines=tuple(columns(engine) for engine, _ in search.engines),
+        filtered=search.filtered,
     )
 
 
@@ -165,6 +166,7 @@ def _not_searched(shape: Shape) -> Candidate:
         memory=shape.memory,
         quality_recovery_pct=shape.precision.recovery_pct,
         quality_basis=shape.precision.basis,
+        expected_scores=shape.precision.expected_scores,
     )
 
 

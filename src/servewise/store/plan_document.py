@@ -21,6 +21,7 @@ from servewise.types import (
     EffortFact,
     EngineName,
     EngineParams,
+    ExpectedScore,
     Failure,
     GpuSpec,
     GroupRouter,
@@ -323,6 +324,7 @@ class CandidateDocument(_Document):
     latency_s: Undefined
     quality_recovery_pct: tuple[float, float, float] | None
     quality_basis: str = ""
+    expected_scores: tuple[ExpectedScore, ...] = ()
     on_frontier: bool
     limited_by: str
     load_curve: tuple[LoadPoint, ...]
@@ -366,6 +368,7 @@ class PlanDocument(_Document):
     autoscaling: Autoscaling | None = None
     engines: tuple[EngineColumnsDocument, ...] = ()
     effort_facts: dict[str, EffortFact] = Field(default_factory=dict)
+    filtered: tuple[str, ...] = ()
 
 
 def plan_json_schema() -> dict[str, Any]:

@@ -179,6 +179,7 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         autoscaling=plan.autoscaling,
         engines=tuple(map(columns_document, plan.engines)),
         effort_facts=facts_of_plan(plan),
+        filtered=plan.filtered,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -229,6 +230,7 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         failure=parsed.failure,
         autoscaling=parsed.autoscaling,
         engines=tuple(columns_of(engine, parsed.effort_facts) for engine in parsed.engines),
+        filtered=parsed.filtered,
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta

@@ -78,11 +78,13 @@ from servewise.types.model import AttentionKind, ModelSpec, MoeSpec, WeightPreci
 from servewise.types.operation import Autoscaling, Failure, Outage
 from servewise.types.perf import MemoryReport, StepModel, StepTable
 from servewise.types.plan import (
+    OWN_REPORT,
     Budget,
     Candidate,
     Candidates,
     CandidateStatus,
     Cost,
+    ExpectedScore,
     LoadPoint,
     Plan,
     PrecisionChoice,
@@ -102,6 +104,7 @@ __all__ = [
     "DESCRIBED",
     "EFFORTS",
     "LIKELY_FRAC",
+    "OWN_REPORT",
     "PARAMETERS",
     "ROLES",
     "UNCORRECTED",
@@ -140,6 +143,7 @@ __all__ = [
     "EngineName",
     "EngineParams",
     "Estimate",
+    "ExpectedScore",
     "Explanation",
     "Failure",
     "FigureDifference",

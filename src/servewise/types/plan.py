@@ -20,11 +20,13 @@ from servewise.types.speculation import Speculation
 from servewise.types.workload import Workload
 
 __all__ = [
+    "OWN_REPORT",
     "Budget",
     "Candidate",
     "CandidateStatus",
     "Candidates",
     "Cost",
+    "ExpectedScore",
     "LoadPoint",
     "Plan",
     "PrecisionChoice",
@@ -50,12 +52,42 @@ class Budget:
     usd_per_h: float | None = None
 
 
+OWN_REPORT = "the service file"
+"""The evaluation that scores of the user's own belong to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedScore:
+    """What a model in a precision is expected to score on a benchmark.
+
+    Parameters
+    ----------
+    benchmark : str
+    published_pct : float [%]
+        Score of the checkpoint as it was published.
+    expected_pct : (low, typical, high) or None [%]
+        That times the recovery of the precision on this kind of task; None when its recovery is unknown.
+    is_estimate : bool
+        True when that recovery was not measured as such.
+    report : str
+        Evaluation the score belongs to. Scores of different evaluations of one benchmark may differ by their prompts.
+    source : str
+    """
+
+    benchmark: str
+    published_pct: float
+    expected_pct: tuple[float, float, float] | None
+    is_estimate: bool
+    report: str
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionChoice:
     """A precision the quality floor lets through, with what it is expected to keep.
 
     ``recovery_pct`` is the (low, typical, high) share of the bf16 score kept; None when nothing is known. ``basis``
-    says in words which results it comes from: kind of task, how many, of which models.
+    says in words which results it comes from: kind of task, how many, of which models; or which score may be too low.
     """
 
     precision: Precision
@@ -63,6 +95,7 @@ class PrecisionChoice:
     at_risk: bool
     basis: str
     source: str
+    expected_scores: tuple[ExpectedScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +123,8 @@ class Search:
         Drafters that are tried with vLLM, beside none.
     calibrations : tuple of Calibration
         Corrections of step models by the user's own runs.
+    filtered : tuple of str
+        What the quality floor or the hardware turned down before the search, in words.
     """
 
     workload: Workload
@@ -106,6 +141,7 @@ class Search:
     start_up_s: float | None = None
     speculations: tuple[Speculation, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
+    filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +213,8 @@ class Candidate:
     quality_recovery_pct : (low, typical, high) or None
     quality_basis : str
         Which results that comes from, e.g. ``math: 20 results of 8 large models``.
+    expected_scores : tuple of ExpectedScore
+        On the benchmarks that set the plan's models side by side, and those a floor was given for.
     on_frontier : bool
     limited_by : str
         What the fleet runs out of first: ``compute``, ``memory bandwidth``, ``KV memory``, ``overhead`` or the
@@ -200,6 +238,7 @@ class Candidate:
     latency_s: float = float("nan")
     quality_recovery_pct: tuple[float, float, float] | None = None
     quality_basis: str = ""
+    expected_scores: tuple[ExpectedScore, ...] = ()
     on_frontier: bool = False
     limited_by: str = ""
     load_curve: tuple[LoadPoint, ...] = ()
@@ -242,6 +281,8 @@ class Plan:
         A fleet of the winner's replicas that follows the load; None as above, and where there is nothing to follow.
     engines : tuple of EngineColumns
         How each engine that was asked for compares beside its performance.
+    filtered : tuple of str
+        What the quality floor or the hardware turned down before the search, in words.
     """
 
     candidates: tuple[Candidate, ...]
@@ -258,6 +299,7 @@ class Plan:
     failure: Failure | None = None
     autoscaling: Autoscaling | None = None
     engines: tuple[EngineColumns, ...] = ()
+    filtered: tuple[str, ...] = ()
 
     @property
     def alternatives(self) -> tuple[int, ...]:
