@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from servewise.report import words
+from servewise.report.table import TextTable
 from servewise.types import OWN_REPORT, Candidate, ExpectedScore, Plan
 from servewise.units import format_usd
 
-__all__ = ["ScoreTable", "score_table"]
+__all__ = ["score_table"]
 
 NUM_PRECISIONS = 4
 """Of each model, the cheapest first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreTable:
-    """Expected scores of each model in its cheapest precisions.
-
-    Parameters
-    ----------
-    head : tuple of str
-    rows : tuple of tuple of str
-        Scores as ``82.9 [80.8, 83.6]``.
-    notes : tuple of str
-        What may be compared, and where the scores come from.
-    """
-
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-
-
-def score_table(plan: Plan, ranked: Sequence[Candidate]) -> ScoreTable | None:
+def score_table(plan: Plan, ranked: Sequence[Candidate]) -> TextTable | None:
     """The scores of ranked candidates; None where there is nothing to set side by side.
 
     Parameters
@@ -52,7 +34,7 @@ def score_table(plan: Plan, ranked: Sequence[Candidate]) -> ScoreTable | None:
         for (model, precision), candidate in best.items()
     )
     head = ("model", "weights/KV", "$/Mtok at load", *benchmarks)
-    return ScoreTable(head=head, rows=rows, notes=_notes(plan, benchmarks))
+    return TextTable(head=head, rows=rows, notes=_notes(plan, benchmarks))
 
 
 def _best(ranked: Sequence[Candidate]) -> dict[tuple[str, str], Candidate]:

@@ -16,7 +16,9 @@ from servewise.report.effort_words import effort_words
 from servewise.report.escape import visible
 from servewise.report.explain import engine_blocks, explanation_blocks
 from servewise.report.operation_words import autoscaling_words, failure_words
+from servewise.report.precision_words import precision_table
 from servewise.report.quality_words import score_table
+from servewise.report.table import TextTable
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -27,8 +29,14 @@ NUM_RANKED = 10
 NUM_FRONTIER = 10
 NUM_REJECTIONS = 8
 NUM_FILTERED = 6
-NUM_NAMES = 2
-"""Leading columns of the table of scores that are names."""
+NUM_WORDS = 2
+"""Of a figure with its unit."""
+FIGURES_WIDTH = 13
+"""Fits ``[80.8, 100.0]``."""
+NAME_WIDTH = 11
+"""Fits ``nvfp4/bf16!``."""
+PRECISIONS = "Precisions: the winner's replica in each, with its best settings"
+SCORES = "Quality: scores of the published models x what each precision keeps, typical [low, high]"
 
 
 def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableType:
@@ -56,7 +64,8 @@ def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableTyp
         frontier = words.spread([by_index[i] for i in report.plan.frontier], NUM_FRONTIER)
         parts += _ranking(report, best)
         parts += _frontier(report, frontier, winner)
-        parts += _scores(report)
+        parts += _text_table(PRECISIONS, precision_table(report.plan), 1)
+        parts += _text_table(SCORES, score_table(report.plan, [by_index[i] for i in report.plan.alternatives]), 2)
         notes = words.risk_notes([*best, *frontier], with_model=words.several_models(report.plan))
         if notes:
             parts += [Text(), *(line(note) for note in notes)]
@@ -214,19 +223,33 @@ def _frontier(report: PlanReport, frontier: list[Candidate], winner: Candidate) 
     return [heading(title), table]
 
 
-def _scores(report: PlanReport) -> list[RenderableType]:
-    """What the models that keep the promise score."""
-    by_index = {c.index: c for c in report.plan.candidates}
-    found = score_table(report.plan, [by_index[i] for i in report.plan.alternatives])
+def _text_table(title: str, found: TextTable | None, num_names: int) -> list[RenderableType]:
+    """A table of narrow columns, its first ones names, with notes; a cell's first figure has a line of its own."""
     if found is None:
         return []
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for i, name in enumerate(found.head):
-        table.add_column(line(name), justify="left" if i < NUM_NAMES else "right", overflow="fold")
+        if i < num_names:
+            table.add_column(line(name), overflow="fold", min_width=NAME_WIDTH)
+        else:
+            table.add_column(_head(name), justify="right", no_wrap=True)
     for row in found.rows:
-        table.add_row(*(Text("\n").join(map(line, cell.split(" ", 1))) for cell in row))
-    title = heading("Quality: scores of the published models x what each precision keeps, typical [low, high]")
-    return [title, table, *(Padding(line(f"- {note}"), (0, 0, 0, 2)) for note in found.notes)]
+        names = [line(cell) for cell in row[:num_names]]
+        table.add_row(*names, *(Text("\n").join(map(line, _lines(cell))) for cell in row[num_names:]))
+    return [heading(title), table, *(Padding(line(f"- {note}"), (0, 0, 0, 2)) for note in found.notes)]
+
+
+def _head(name: str) -> Text:
+    """A column's name, a word a line; long words break at their hyphens."""
+    parts = [part.replace("-", "-\n") if len(part) > FIGURES_WIDTH else part for part in name.split(" ")]
+    return Text("\n").join(line(part) for part in "\n".join(parts).split("\n"))
+
+
+def _lines(cell: str) -> list[str]:
+    """``82.9 [80.8, 83.6]`` and ``52 ms 152 ms`` in two lines each, ``52 ms`` in one."""
+    parts = cell.split(" ")
+    half = 1 if "[" in cell else len(parts) // 2 if len(parts) > NUM_WORDS else len(parts)
+    return [part for part in (" ".join(parts[:half]), " ".join(parts[half:])) if part]
 
 
 def _rejected(report: PlanReport) -> list[RenderableType]:

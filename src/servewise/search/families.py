@@ -26,6 +26,7 @@ from servewise.types import Candidate, Deployment, Search, StepModel, StepTable
 __all__ = [
     "Family",
     "families",
+    "fleet_of",
     "least_cost",
     "least_hopeless",
     "most_replicas",
@@ -276,6 +277,11 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
         why_no_more = f"{replicas(trial.num_replicas)} keep the promise, but one more breaks it"
     candidate = _finished(search, shape, load, trial, why_no_more=None if fleet.found else why_no_more)
     return Result(candidate=candidate, shape=shape, load=load, bound=bound, **common)  # type: ignore[arg-type]
+
+
+def fleet_of(search: Search, result: Result) -> Result:
+    """The smallest fleet of a result's shape that keeps the promise, whatever other fleets can do."""
+    return simulated_whole(search, _simulated(search, result.shape, result.load, result.bound, ()))
 
 
 def _point(search: Search, shape: Shape, load: Load, trial: Trial) -> Point:

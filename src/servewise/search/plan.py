@@ -17,6 +17,7 @@ from servewise.search.families import Family, families, least_cost, least_hopele
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.operation import autoscaling, failure
+from servewise.search.precisions import by_precision
 from servewise.search.pricing import price
 from servewise.search.results import Point, Result, without_beaten
 from servewise.search.shapes import Shape, enumerate_shapes
@@ -62,7 +63,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
     shapes = enumerate_shapes(search)
     results: list[Result] = []
     complete, explanation = True, None
-    broken_down, following = None, None
+    broken_down, following, precisions = None, None, None
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         try:
             _search_all(search, shapes, pool, tell, results, prune=prune)
@@ -72,6 +73,8 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
             best = _winner(results)
             if best is not None:
                 broken_down, following = failure(search, best), autoscaling(search, best)
+            if best is not None and explanation is not None:
+                precisions = by_precision(search, best, explanation, results, pool)
             tell("operation", 1, 1)
         except KeyboardInterrupt:  # what was found is worth keeping
             pool.shutdown(cancel_futures=True)
@@ -101,6 +104,7 @@ def plan(search: Search, *, progress: Progress | None = None, threads: int | Non
         autoscaling=following,
         engines=tuple(columns(engine) for engine, _ in search.engines),
         filtered=search.filtered,
+        precisions=precisions,
     )
 
 

@@ -29,6 +29,7 @@ from servewise.types import (
     LoadPoint,
     MaxTokensKind,
     ModelSpec,
+    PrecisionTable,
     PriceKind,
     Promise,
     Provenance,
@@ -369,6 +370,7 @@ class PlanDocument(_Document):
     engines: tuple[EngineColumnsDocument, ...] = ()
     effort_facts: dict[str, EffortFact] = Field(default_factory=dict)
     filtered: tuple[str, ...] = ()
+    precisions: PrecisionTable | None = None
 
 
 def plan_json_schema() -> dict[str, Any]:

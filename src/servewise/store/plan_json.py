@@ -180,6 +180,7 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         engines=tuple(map(columns_document, plan.engines)),
         effort_facts=facts_of_plan(plan),
         filtered=plan.filtered,
+        precisions=plan.precisions,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -231,6 +232,7 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         autoscaling=parsed.autoscaling,
         engines=tuple(columns_of(engine, parsed.effort_facts) for engine in parsed.engines),
         filtered=parsed.filtered,
+        precisions=parsed.precisions,
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta
@@ -246,7 +248,8 @@ def _parse(text: str) -> PlanDocument:
         raise InputError(f"plan is damaged at {where}: {first['msg']}, found {first['input']!r:.80}") from error
     known = {candidate.index for candidate in parsed.candidates}
     ends = [index for index in (parsed.winner, parsed.nearest) if index is not None]
-    for index in (*ends, *parsed.ranking, *parsed.frontier):
+    compared = () if parsed.precisions is None else (row.index for row in parsed.precisions.rows)
+    for index in (*ends, *parsed.ranking, *parsed.frontier, *compared):
         if index not in known:
             raise InputError(f"plan is damaged: it refers to candidate {index}, which it does not hold")
     for candidate in parsed.candidates:

@@ -30,6 +30,8 @@ __all__ = [
     "LoadPoint",
     "Plan",
     "PrecisionChoice",
+    "PrecisionRow",
+    "PrecisionTable",
     "Search",
     "TaskKind",
     "best_of_each",
@@ -247,6 +249,50 @@ class Candidate:
     effort: EffortReport | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionRow:
+    """The winner's replica in another precision.
+
+    Parameters
+    ----------
+    index : int
+        Candidate with the best settings of that precision; simulated even if it is dominated.
+    weight_only : bool
+        Weights are unpacked and computed in 16 bits: this saves memory and bandwidth, no compute.
+    prompt_s : float [s]
+        One prompt computed alone.
+    decode_alone_s, decode_batch_s : float [s]
+        One decode step of one row, and of a batch.
+    """
+
+    index: int
+    weight_only: bool
+    prompt_s: float
+    decode_alone_s: float
+    decode_batch_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionTable:
+    """Every precision of the winner's replica, with memory, speed and quality at once.
+
+    Parameters
+    ----------
+    prompt_tokens : int
+        Of the prompt that is computed alone: the median.
+    context_tokens : float
+        Of a decode row.
+    num_rows : int
+        Of the batch: what the winner runs on average.
+    rows : tuple of PrecisionRow
+    """
+
+    prompt_tokens: int
+    context_tokens: float
+    num_rows: int
+    rows: tuple[PrecisionRow, ...]
+
+
 Candidates = Sequence[Candidate] | Mapping[int, Candidate]
 """Candidates by their index."""
 
@@ -283,6 +329,8 @@ class Plan:
         How each engine that was asked for compares beside its performance.
     filtered : tuple of str
         What the quality floor or the hardware turned down before the search, in words.
+    precisions : PrecisionTable or None
+        Of the winner; None as ``explanation``, and where it speculates or splits prefill from decode.
     """
 
     candidates: tuple[Candidate, ...]
@@ -300,6 +348,7 @@ class Plan:
     autoscaling: Autoscaling | None = None
     engines: tuple[EngineColumns, ...] = ()
     filtered: tuple[str, ...] = ()
+    precisions: PrecisionTable | None = None
 
     @property
     def alternatives(self) -> tuple[int, ...]:
