@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "calibrate": ("servewise.cli.calibrate", "calibrate"),
     "catalog": ("servewise.cli.catalog", "catalog"),
     "compare": ("servewise.cli.compare", "compare"),
+    "init": ("servewise.cli.init", "init"),
     "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
     "runs": ("servewise.cli.runs", "runs"),
