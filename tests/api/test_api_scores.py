@@ -52,3 +52,9 @@ def test_a_floor_that_nothing_passes_says_so(plan: Callable[..., Any], least: in
     assert f"passes the quality floor: {MODELS[0]} in bf16/bf16: MMLU-Pro 48.3 expected, below the {least}" in (
         ended.error
     )
+
+
+def test_a_plan_says_what_the_hardware_does_not_run(plan: Callable[..., Any]) -> None:
+    ended = plan("--json", engines=["sglang"])
+    (why,) = (text for text in ended.document["filtered"] if "nvfp4" in text)
+    assert why == "nvfp4 weights on L40S-48GB: sglang: modelopt_fp4 needs Blackwell"

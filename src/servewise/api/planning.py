@@ -178,7 +178,7 @@ def resolve(service: Service) -> Search:
         start_up_s=service.start_up_s,
         speculations=service.speculations,
         calibrations=tuple(read_calibration(path) for path in service.calibration_paths),
-        filtered=filtered,
+        filtered=(*filtered, *quality.not_run(models, gpus, service.engines)),
     )
 
 

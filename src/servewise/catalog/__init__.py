@@ -7,7 +7,7 @@ from servewise.catalog.gpus import get_gpu, list_gpus
 from servewise.catalog.listing import gpu_rows, model_rows
 from servewise.catalog.models import get_model, list_models
 from servewise.catalog.params import ParamCounts, param_counts
-from servewise.catalog.precisions import supported_precisions, weights_only_stored
+from servewise.catalog.precisions import supported_precisions, unsupported_precisions, weights_only_stored
 from servewise.catalog.prices import all_offers, offers, offers_from_rows
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "read_device",
     "read_facts",
     "supported_precisions",
+    "unsupported_precisions",
     "weights_only_stored",
 ]

@@ -166,7 +166,7 @@ def _recovering(model: ModelSpec, precision: Precision, floor: Floor) -> Precisi
     for recovery in found:
         if recovery.pct[1] < floor.min_recovery_pct:
             return (
-                f"keeps {recovery.pct[1]:.1f}% of its score, below the {floor.min_recovery_pct:g}% that is asked "
+                f"keeps {recovery.pct[1]:.2f}% of its score, below the {floor.min_recovery_pct:g}% that is asked "
                 f"({recovery.basis})"
             )
     return PrecisionChoice(
