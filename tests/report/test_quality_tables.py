@@ -54,7 +54,7 @@ def test_models_stand_side_by_side_with_their_scores() -> None:
     assert max(map(len, text.splitlines())) <= 100
     page = html.unescape(plan_html(fake_plan.report(plan)))
     assert "82.8 [80.3, 83.6]" in page
-    assert "comparable: MMLU by one evaluation, card" in page
+    assert "comparable on 1 benchmark by one evaluation, card: MMLU" in page
 
 
 def test_scores_of_several_evaluations_are_marked() -> None:

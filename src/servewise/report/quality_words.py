@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from servewise.report import words
 from servewise.report.table import TextTable
 from servewise.types import OWN_REPORT, Candidate, ExpectedScore, Plan
-from servewise.units import format_usd
+from servewise.units import format_duration, format_usd
 
 __all__ = ["score_table"]
 
@@ -30,10 +30,16 @@ def score_table(plan: Plan, ranked: Sequence[Candidate]) -> TextTable | None:
     best = _best(ranked)
     benchmarks = tuple(dict.fromkeys(s.benchmark for c in best.values() for s in c.expected_scores))
     rows = tuple(
-        (model, precision, _usd(candidate), *(_cell(_on(candidate, b)) for b in benchmarks))
+        (
+            model,
+            precision,
+            _usd(candidate),
+            format_duration(candidate.latency_s),
+            *(_cell(_on(candidate, b)) for b in benchmarks),
+        )
         for (model, precision), candidate in best.items()
     )
-    head = ("model", "weights/KV", "$/Mtok at load", *benchmarks)
+    head = ("model", "weights/KV", "$/Mtok at load", "E2E", *benchmarks)
     return TextTable(head=head, rows=rows, notes=_notes(plan, benchmarks))
 
 
@@ -83,9 +89,12 @@ def _notes(plan: Plan, benchmarks: Sequence[str]) -> tuple[str, ...]:
         missing = [model for model, score in found.items() if score is None]
         if missing:
             notes.append(f"not comparable on {benchmark}: no score of {', '.join(missing)} is known")
-    same = [f"{', '.join(names)} by one evaluation, {report}" for report, names in alike.items()]
+    same = [
+        f"{words.count(len(names), 'benchmark')} by one evaluation, {report}: {', '.join(names)}"
+        for report, names in alike.items()
+    ]
     if len(by_model) > 1 and not benchmarks:
         notes.append("not comparable: no benchmark has scores of two of the models; give your own as quality.scores")
     elif same:
-        notes.insert(0, f"comparable: {'; '.join(same)}")
+        notes.insert(0, f"comparable on {'; '.join(same)}")
     return (*notes, *sources)
