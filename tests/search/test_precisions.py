@@ -50,7 +50,19 @@ def test_every_precision_of_the_winners_replica_has_figures(searched: Plan) -> N
 
 
 def test_figures_of_a_dominated_precision_change_neither_winner_nor_frontier(searched: Plan) -> None:
-    assert all(searched.candidates[index].status == "kept" for index in (*searched.ranking, *searched.frontier))
+    """What is filled in afterwards was proven no better: it is not kept, and beaten by what is."""
+    kept = [c for c in searched.candidates if c.status == "kept"]
+    assert {c.index for c in kept} == set(searched.ranking)
+    for candidate in rows_of(searched).values():
+        if candidate.status == "dominated":
+            assert candidate.cost is not None
+            dollars = candidate.cost.usd_per_mtok_output_at_load
+            assert any(
+                c.cost is not None
+                and c.cost.usd_per_mtok_output_at_load <= dollars
+                and c.latency_s <= candidate.latency_s
+                for c in kept
+            )
 
 
 def table_of(weights: str) -> StepTable:

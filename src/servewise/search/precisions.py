@@ -81,7 +81,7 @@ def _with_fleet(search: Search, result: Result) -> Result:
     """A result that nothing was simulated for, with the figures of its fleet and the verdict it had."""
     found = fleet_of(search, result)
     before: Candidate = result.candidate
-    if before.status == "dominated":
+    if before.status != "broken":  # ruled out by other fleets, and still
         candidate = replace(found.candidate, status=before.status, reason=before.reason)
         found = replace(found, candidate=candidate)
     return replace(found, num_requests_simulated=result.num_requests_simulated + found.num_requests_simulated)
