@@ -21,6 +21,13 @@ Answer = TypeVar("Answer")
 GPUS = ("H100-SXM-80GB", "A100-SXM-80GB", "L40S-48GB")
 MAX_GPUS = 16
 LOSS_PCT = 1.0
+LIMITS = {
+    "ttft_s": "Seconds to the first token",
+    "tpot_s": "Seconds from token to token",
+    "e2e_s": "Seconds to the whole answer",
+    "attainment": "Share of the requests that keep this",
+    "deadline_s": "Seconds until the job is done",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +222,7 @@ def _loss(questions: Questions, given: float | None) -> float:
     )
 
     def read(answer: str) -> float:
-        loss = float(answer)
+        loss = _number(answer)
         if not 0 <= loss <= 100:
             raise ValueError(f"{answer} is not a percentage from 0 to 100")
         return loss
@@ -257,22 +264,28 @@ def _several(check: Callable[[str], str]) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
+def _number(answer: str) -> float:
+    try:
+        return float(answer)
+    except ValueError:
+        raise ValueError(f"{answer!r} is not a number") from None
+
+
 def _positive(answer: str) -> float:
-    value = float(answer)
+    value = _number(answer)
     if not 0 < value < float("inf"):
         raise ValueError(f"{answer} is not a number above 0")
     return value
 
 
 def _share(answer: str) -> float:
-    value = float(answer)
+    value = _number(answer)
     if not 0 < value < 1:
         raise ValueError(f"{answer} is not a share between 0 and 1, e.g. 0.99")
     return value
 
 
 def _count(answer: str) -> int:
-    value = int(answer)
-    if value < 1:
-        raise ValueError(f"{answer} is not a whole number above 0")
-    return value
+    if not answer.isdecimal() or int(answer) < 1:
+        raise ValueError(f"{answer!r} is not a whole number above 0")
+    return int(answer)
