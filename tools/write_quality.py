@@ -1,4 +1,4 @@
-"""Write docs/quality.md: how much of its score a model keeps, from data/quality/recovery.csv.
+"""Write docs/quality.md: how much of its score a model keeps, and what models score, from data/quality.
 
 python tools/write_quality.py
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "src" / "servewise" / "data" / "quality" / "recovery.csv"
+SCORES = ROOT / "src" / "servewise" / "data" / "quality" / "scores.csv"
 PUBLISHED = ROOT / "tools" / "data" / "quality_published.csv"
 PAGE = ROOT / "docs" / "quality.md"
 SIZES = ("small", "medium", "large", "any")
@@ -19,7 +20,8 @@ KINDS = ("knowledge", "math", "code", "long-context", "chat", "any")
 
 HEAD = """# How much quality a precision keeps
 
-Written by `python tools/write_quality.py` from `data/quality/recovery.csv`; a test holds the page against it.
+Written by `python tools/write_quality.py` from `data/quality/recovery.csv` and `scores.csv`; a test holds the page
+against them.
 
 Question 2 of a service file, `quality: {min_recovery_pct: 99, tasks: [math, code]}`, is answered from published
 results: the score of the quantized model as a share of the score of the same model in bf16 (or as its authors publish
@@ -78,6 +80,53 @@ Not in the table, because the figures are averages, ranges or could not be check
 """
 
 
+SCORES_HEAD = """
+## Scores of models
+
+How much a precision keeps does not say how good the model is. So that a large model in 4 bits and a small one in 16
+stand side by side, `data/quality/scores.csv` has published scores of the catalog's models, each with its source and
+how it was asked. A plan multiplies a model's score with the recovery of the precision on that kind of task.
+
+1. Scores compare within one *evaluation*: the same publisher, prompts, shots and sampling. Of each benchmark the plan
+   takes the evaluation that scored most of its models; a model that this one left out brings a score of another
+   evaluation, which the plan says, or none: *not comparable*.
+2. Of each kind of task one benchmark is shown: the one on which one evaluation scored most of the models, then the one
+   on which most have any score. `tasks` restricts the kinds; benchmarks of your own and those with a floor are
+   always shown.
+3. `quality.scores` in the service file replaces published scores with your own, or adds a benchmark.
+   Your own scores compare with each other, not with published ones.
+4. `quality.min_scores` drops a model in a precision whose score typically falls below; where its lower end does, or the
+   score or the recovery is not known, it is *at risk*.
+
+A score says little about your task: measure that, and give it as your own. Scores in thinking mode come with answers
+that are many times longer; the traffic that is planned for must have them. A name in the catalog may stand for several
+checkpoints of the same shapes; the scores are those of the one that is named. GPQA of Llama 3.1 and 3.2 is left out of
+Meta's scores, since its cards contradict each other; HumanEval and MBPP of gemma-2-2b-it, printed as those of the 9B
+model; gpt-oss-20b, for want of a second copy of its card.
+
+"""
+
+
+def scores_section() -> str:
+    """A table an evaluation: models in rows, benchmarks in columns."""
+    found: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    sources: dict[str, dict[str, None]] = defaultdict(dict)
+    with SCORES.open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            report, benchmark = row["field"].split("/")
+            found[report][row["entity"]][benchmark] = row["value"]
+            sources[report][row["source"]] = None
+    text = SCORES_HEAD
+    for report, models in found.items():
+        names = list(dict.fromkeys(name for scores in models.values() for name in scores))
+        text += f"### {report}\n\n{', '.join(f'<{source}>' for source in sources[report])}\n\n"
+        text += f"| model | {' | '.join(names)} |\n|---|{'---|' * len(names)}\n"
+        for model, scores in models.items():
+            text += f"| {model} | {' | '.join(scores.get(name, '') for name in names)} |\n"
+        text += "\n"
+    return text.rstrip("\n") + "\n"
+
+
 def cells(path: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     """Fields by scheme and by ``kind/size``."""
     found: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
@@ -108,7 +157,7 @@ def page() -> str:
         sources = [row["source"] for row in csv.DictReader(stream)]
     num_cards = len({source for source in sources if "huggingface.co/RedHatAI" in source})
     tail = TAIL.format(num_published=len(sources), num_cards=num_cards)
-    return HEAD + "\n".join(lines) + "\n" + tail
+    return HEAD + "\n".join(lines) + "\n" + tail + scores_section()
 
 
 def main() -> None:

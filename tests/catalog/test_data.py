@@ -16,6 +16,7 @@ TABLES = [
     "catalog/gpus.csv",
     "catalog/precisions.csv",
     "quality/recovery.csv",
+    "quality/scores.csv",
 ]
 
 

@@ -18,7 +18,8 @@ from servewise.errors import InputError, UnknownNameError
         ("META-LLAMA/llama-3.1-70b-instruct", "meta-llama/Llama-3.1-70B-Instruct"),
         ("llama-3.1-8b", "meta-llama/Llama-3.1-8B-Instruct"),
         ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B"),
-        ("DeepSeek-R1", "deepseek-ai/DeepSeek-V3"),
+        ("DeepSeek-R1", "deepseek-ai/DeepSeek-R1"),
+        ("DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3"),
         ("gpt-oss-120b", "openai/gpt-oss-120b"),
     ],
 )

@@ -35,7 +35,7 @@ def test_the_keys_are_found_at_every_depth() -> None:
 
 
 def test_the_examples_load(tmp_path: Path) -> None:
-    service, speculation, prices, hosted = BLOCKS
+    service, _, speculation, prices, hosted = BLOCKS
     (tmp_path / "service.yaml").write_text(service + speculation + hosted)
     (tmp_path / "prices.yaml").write_text(prices)
     loaded = load_service(tmp_path / "service.yaml")
@@ -43,3 +43,12 @@ def test_the_examples_load(tmp_path: Path) -> None:
     assert [drafter.method for drafter in loaded.speculations] == ["ngram", "draft_model"]
     assert [offer.provider for offer in loaded.hosted_prices] == ["example"]
     assert [offer.num_gpus for offer in read_prices(tmp_path / "prices.yaml")] == [8, 1]
+
+
+def test_the_example_of_scores_loads(tmp_path: Path) -> None:
+    service, quality = BLOCKS[:2]
+    rest = re.sub(r"^(model|quality|prices):.*\n", "", service, flags=re.MULTILINE)
+    (tmp_path / "service.yaml").write_text(quality + rest)
+    loaded = load_service(tmp_path / "service.yaml")
+    assert loaded.scores == {"meta-llama/Llama-3.1-8B-Instruct": {"our-tickets": 71, "MMLU-Pro": 49.1}}
+    assert loaded.min_scores == {"MMLU-Pro": 60}

@@ -85,6 +85,13 @@ def test_every_example_loads(path: Path) -> None:
     assert load_service(path).engines
 
 
+def test_scores_of_the_users_own(tmp_path: Path) -> None:
+    quality = "{scores: {llama-3.1-8b: {our-tickets: 61.5}}, min_scores: {our-tickets: 60, MMLU: 65}}"
+    service = load_service(write(tmp_path, quality=quality))
+    assert service.scores == {"meta-llama/Llama-3.1-8B-Instruct": {"our-tickets": 61.5}}
+    assert service.min_scores == {"our-tickets": 60, "MMLU": 65}
+
+
 def test_kinds_of_task_of_the_quality_floor(tmp_path: Path) -> None:
     assert load_service(write(tmp_path, quality="{tasks: [math, code]}")).quality_tasks == ("math", "code")
     assert load_service(write(tmp_path, quality="{tasks: long-context}")).quality_tasks == ("long-context",)
@@ -286,6 +293,19 @@ def test_a_drafter_has_one_rate_for_each_position_or_one_for_all(tmp_path: Path)
         ),
         ({"quality": "{tasks: [code, code]}"}, "5: quality.tasks: 'code' is listed twice"),
         ({"quality": "{task: code}"}, "5: quality.task: unknown key; did you mean tasks?"),
+        (
+            {"quality": "{min_scores: {MMLU-Pr: 50}}"},
+            "5: quality.min_scores.MMLU-Pr: unknown benchmark 'MMLU-Pr'; did you mean",
+        ),
+        (
+            {"quality": "{min_scores: {MMLU: 0.7}}"},
+            "5: quality.min_scores.MMLU: 0.7 is read as a percentage; for a score of 0.7 of 1 write 70",
+        ),
+        (
+            {"quality": "{scores: {llama-3.1-70b: {MMLU: 80}}}"},
+            "5: quality.scores.llama-3.1-70b: scores of a model that `model` does not list: meta-llama/Llama-3.1-8B",
+        ),
+        ({"quality": "{scores: {llama-3.1-8b: {MMLU: 101}}}"}, "5: quality.scores.MMLU: 101 is out of range"),
         (
             {"operations": "{max_effort: hihg}"},
             "5: operations.max_effort: 'hihg' is not one of low, medium, high; did you mean high?",

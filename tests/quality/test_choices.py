@@ -8,7 +8,7 @@ import pytest
 
 from servewise.catalog import get_gpu, get_model, read_facts, supported_precisions
 from servewise.errors import InputError
-from servewise.quality import expected_recovery, precision_choices, recovery, size_class
+from servewise.quality import Floor, expected_recovery, precision_choices, recovery, size_class
 from servewise.types import ModelSpec, Precision, PrecisionChoice
 
 H100 = supported_precisions(get_gpu("H100-SXM-80GB"))
@@ -20,14 +20,14 @@ def names(choices: tuple[PrecisionChoice, ...]) -> set[str]:
 
 
 def choose(model: str, floor: float, precisions: tuple[Precision, ...] = H100) -> tuple[PrecisionChoice, ...]:
-    return precision_choices(get_model(model), precisions, floor)
+    return precision_choices(get_model(model), precisions, Floor(min_recovery_pct=floor))
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-70b", "DeepSeek-V3", "gpt-oss-20b"])
 def test_the_published_checkpoint_is_always_a_choice(model: str) -> None:
     spec = get_model(model)
     native = Precision(weights=spec.native_precision)
-    found = [c for c in precision_choices(spec, H100, 100.0) if c.precision == native]
+    found = [c for c in precision_choices(spec, H100, Floor(min_recovery_pct=100.0)) if c.precision == native]
     assert [(c.recovery_pct, c.at_risk) for c in found] == [((100.0, 100.0, 100.0), False)]
 
 
@@ -41,16 +41,22 @@ def test_floor_of_the_example() -> None:
 
 def test_a_named_task_drops_what_falls_below_in_it_alone() -> None:
     assert {"int4/bf16"} <= names(choose("llama-3.1-70b", 99.0))
-    found = precision_choices(get_model("llama-3.1-70b"), H100, 99.0, ("math", "code"))
+    found = precision_choices(get_model("llama-3.1-70b"), H100, Floor(min_recovery_pct=99.0, tasks=("math", "code")))
     assert "int4/bf16" not in names(found)
-    assert "int4/bf16" in names(precision_choices(get_model("llama-3.1-70b"), H100, 99.0, ("math",)))
-    for choice in precision_choices(get_model("llama-3.1-70b"), H100, 90.0, ("math", "code")):
+    assert "int4/bf16" in names(
+        precision_choices(get_model("llama-3.1-70b"), H100, Floor(min_recovery_pct=99.0, tasks=("math",)))
+    )
+    for choice in precision_choices(
+        get_model("llama-3.1-70b"), H100, Floor(min_recovery_pct=90.0, tasks=("math", "code"))
+    ):
         alone = [expected_recovery(get_model("llama-3.1-70b"), choice.precision, task) for task in ("math", "code")]
         assert choice.recovery_pct == min(r.pct for r in alone if r is not None)
 
 
 def test_a_choice_says_what_it_rests_on() -> None:
-    (choice,) = precision_choices(get_model("llama-3.1-70b"), (Precision(weights="int4"),), 90.0, ("code",))
+    (choice,) = precision_choices(
+        get_model("llama-3.1-70b"), (Precision(weights="int4"),), Floor(min_recovery_pct=90.0, tasks=("code",))
+    )
     facts = read_facts("quality/recovery.csv")["int4/code/any"]
     models = facts["num_models"].value
     assert choice.basis == f"code: {facts['num_results'].value} results of {models} models of all sizes"
@@ -79,7 +85,9 @@ def test_the_finest_cell_with_enough_results_is_taken(
 
 
 def test_one_model_is_not_enough_to_be_sure() -> None:
-    (choice,) = precision_choices(get_model("llama-3.1-70b"), (Precision(weights="fp8"),), 90.0, ("long-context",))
+    (choice,) = precision_choices(
+        get_model("llama-3.1-70b"), (Precision(weights="fp8"),), Floor(min_recovery_pct=90.0, tasks=("long-context",))
+    )
     assert "1 large model" in choice.basis
     assert choice.at_risk
 
@@ -158,4 +166,4 @@ def test_floor_must_be_a_percentage(floor: float) -> None:
 
 def test_fp8_native_models_are_not_bf16_ones() -> None:
     spec: ModelSpec = replace(get_model("llama-3.1-8b"), native_precision="fp8")
-    assert "bf16/bf16" not in names(precision_choices(spec, H100, 0.0))
+    assert "bf16/bf16" not in names(precision_choices(spec, H100, Floor(min_recovery_pct=0.0)))

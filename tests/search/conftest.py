@@ -41,7 +41,7 @@ def make_search(chat: Workload) -> Make:
         return Search(
             workload=workload,
             models=(model,),
-            precisions={model.name: quality.precision_choices(model, runnable, 99.0)},
+            precisions={model.name: quality.precision_choices(model, runnable, quality.Floor(min_recovery_pct=99.0))},
             gpus=specs,
             offers={gpu.name: catalog.offers(gpu) for gpu in specs},
             engines=engines,  # type: ignore[arg-type]

@@ -177,7 +177,9 @@ def test_sliding_windows_with_one_long_request(make_search: Make, chat: Workload
     inputs[7] = 14_000
     model = catalog.get_model("google/gemma-3-27b-it")
     search = make_search(workload=replace(chat, input_tokens=inputs), gpus=("A100-SXM-40GB",))
-    precisions = quality.precision_choices(model, catalog.supported_precisions(search.gpus[0]), 99.0)
+    precisions = quality.precision_choices(
+        model, catalog.supported_precisions(search.gpus[0]), quality.Floor(min_recovery_pct=99.0)
+    )
     found = plan(replace(search, models=(model,), precisions={model.name: precisions}))
     assert found.winner is not None
     assert any("at the mean context, less than one request" in c.reason for c in found.candidates)

@@ -103,7 +103,7 @@ def draw_search(seed: int, workloads: tuple[Workload, Workload]) -> Search:
     model = catalog.get_model(MODEL)
     gpus = tuple(catalog.get_gpu(str(name)) for name in rng.choice(GPUS, size=rng.integers(4, 7), replace=False))
     runnable = tuple(dict.fromkeys(p for gpu in gpus for p in catalog.supported_precisions(gpu)))
-    choices = quality.precision_choices(model, runnable, 99.0)
+    choices = quality.precision_choices(model, runnable, quality.Floor(min_recovery_pct=99.0))
     chosen = sorted(rng.choice(len(choices), size=rng.integers(1, 3), replace=False))
     largest = int(rng.choice((1, 1, 2)))
     provenance = Provenance(kind="assumed", source="assumed: drawn for the test")

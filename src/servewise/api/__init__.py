@@ -24,12 +24,14 @@ if TYPE_CHECKING:
         simulate,
         traffic_statistics,
     )
+    from servewise.api.starting import Answers, check_gpu, check_model, effort_permits, start_service, uses
     from servewise.config import load_service, named_deployment
     from servewise.measure.files import compare_runs, export_run, import_runs
     from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
     from servewise.measure.spec import LoadSpec
 
 __all__ = [
+    "Answers",
     "DeployResult",
     "LoadSpec",
     "MeasureResult",
@@ -39,10 +41,13 @@ __all__ = [
     "VerifyResult",
     "calibrate",
     "calibration_document",
+    "check_gpu",
+    "check_model",
     "compare",
     "compare_runs",
     "deploy",
     "describe_traffic",
+    "effort_permits",
     "export_run",
     "find_max",
     "import_runs",
@@ -58,7 +63,9 @@ __all__ = [
     "replay",
     "resolve",
     "simulate",
+    "start_service",
     "traffic_statistics",
+    "uses",
     "verify",
 ]
 
@@ -86,6 +93,14 @@ _MODULES = {
         "resolve",
         "simulate",
         "traffic_statistics",
+    ),
+    "servewise.api.starting": (
+        "Answers",
+        "check_gpu",
+        "check_model",
+        "effort_permits",
+        "start_service",
+        "uses",
     ),
     "servewise.config": (
         "load_service",

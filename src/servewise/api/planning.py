@@ -155,21 +155,18 @@ def resolve(service: Service) -> Search:
     if workload.max_tokens_kind == "assumed":
         workload = traffic.assume_max_tokens(workload, service.traffic.max_tokens, longest)
     gpus = tuple(catalog.get_gpu(name) for name in service.hardware)
-    runnable = tuple(
-        dict.fromkeys(
-            p for engine in service.engines for gpu in gpus for p in catalog.supported_precisions(gpu, engine)
-        )
+    offered = (catalog.supported_precisions(gpu, engine) for engine in service.engines for gpu in gpus)
+    floor = quality.Floor(
+        min_recovery_pct=service.min_recovery_pct, tasks=service.quality_tasks, min_scores=service.min_scores
     )
-    precisions = {
-        m.name: quality.precision_choices(m, runnable, service.min_recovery_pct, service.quality_tasks) for m in models
-    }
-    kinds = " in " + " and ".join(service.quality_tasks) if service.quality_tasks else ""
-    for name, choices in precisions.items():
-        if not choices:
-            raise InputError(
-                f"no precision of {name} that {', '.join(g.name for g in gpus)} can run keeps "
-                f"{service.min_recovery_pct:g}% of its score{kinds}; lower quality.min_recovery_pct or add hardware"
-            )
+    runnable = [precision for found in offered for precision in found]
+    precisions, filtered = quality.choices_of_models(models, runnable, floor, service.scores)
+    models = tuple(model for model in models if precisions[model.name])
+    if not models:
+        raise InputError(
+            f"no precision that {', '.join(gpu.name for gpu in gpus)} can run passes the quality floor: {filtered[0]}; "
+            "lower the floor or add hardware"
+        )
     return Search(
         workload=workload,
         models=models,
@@ -186,6 +183,7 @@ def resolve(service: Service) -> Search:
         speculations=service.speculations,
         calibrations=tuple(read_calibration(path) for path in service.calibration_paths),
         hosted_prices={m.name: service.hosted_prices or catalog.hosted_prices(m.name) for m in models},
+        filtered=(*filtered, *quality.not_run(models, gpus, service.engines)),
     )
 
 

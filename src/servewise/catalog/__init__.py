@@ -8,7 +8,7 @@ from servewise.catalog.hosted import all_hosted_prices, hosted_prices
 from servewise.catalog.listing import gpu_rows, model_rows
 from servewise.catalog.models import get_model, list_models
 from servewise.catalog.params import ParamCounts, param_counts
-from servewise.catalog.precisions import supported_precisions
+from servewise.catalog.precisions import supported_precisions, unsupported_precisions, weights_only_stored
 from servewise.catalog.prices import all_offers, offers, offers_from_rows
 
 __all__ = [
@@ -33,4 +33,6 @@ __all__ = [
     "read_device",
     "read_facts",
     "supported_precisions",
+    "unsupported_precisions",
+    "weights_only_stored",
 ]

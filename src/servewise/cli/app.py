@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "catalog": ("servewise.cli.catalog", "catalog"),
     "compare": ("servewise.cli.compare", "compare"),
     "deploy": ("servewise.cli.deploy", "deploy"),
+    "init": ("servewise.cli.init", "init"),
     "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
     "runs": ("servewise.cli.runs", "runs"),

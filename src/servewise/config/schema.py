@@ -52,11 +52,18 @@ def _recovery(value: float) -> float:
     return value
 
 
+def _score(value: float) -> float:
+    if 0 < value <= 1:
+        raise ValueError(f"{value:g} is read as a percentage; for a score of {value:g} of 1 write {100 * value:g}")
+    return value
+
+
 Name = Annotated[str, Field(min_length=1, max_length=1024)]
 Names = Annotated[list[Name], BeforeValidator(_one_or_many), Field(min_length=1), AfterValidator(_unique)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
+ScorePct = Annotated[float, Field(ge=0, le=100), AfterValidator(_score)]
 
 
 class PromiseSection(Section):
@@ -76,12 +83,14 @@ class PromiseSection(Section):
 
 
 class QualitySection(Section):
-    """Question 2: how much of the bf16 model's score must be kept, and on which kinds of task."""
+    """Question 2: how much of the bf16 model's score must be kept, on which kinds of task, and which score."""
 
     min_recovery_pct: Annotated[float, Field(ge=0, le=100), AfterValidator(_recovery)] = 99.0
     tasks: Annotated[list[TaskKind], BeforeValidator(_one_or_many), AfterValidator(_unique)] = Field(
         default_factory=list
     )
+    scores: dict[Name, dict[Name, ScorePct]] = Field(default_factory=dict)
+    min_scores: dict[Name, ScorePct] = Field(default_factory=dict)
 
 
 class OperationsSection(Section):

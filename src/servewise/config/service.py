@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from servewise.catalog import DEVICE_SUFFIX, get_gpu, get_model
 from servewise.config.check import validate
 from servewise.config.document import Document, Location, read_document
-from servewise.config.schema import PERCENTILE_KEY, PromiseSection, ServiceSection, SpeculationSection
+from servewise.config.schema import (
+    PERCENTILE_KEY,
+    PromiseSection,
+    QualitySection,
+    ServiceSection,
+    SpeculationSection,
+)
 from servewise.config.traffic import traffic_source
 from servewise.engines import checked_name
 from servewise.errors import InputError, UnknownNameError
+from servewise.quality import benchmarks
 from servewise.traffic import TrafficSource
 from servewise.types import (
     Budget,
@@ -56,6 +63,10 @@ class Service:
         Least share of the bf16 score that a precision must keep.
     quality_tasks : tuple of TaskKind
         Kinds of task that must each keep it; empty: all kinds taken together.
+    scores : mapping of model to mapping of benchmark to float [%]
+        The user's own, which replace published ones.
+    min_scores : mapping of benchmark to float [%]
+        Least score that a model in a precision must be expected to reach.
     max_effort : Effort
     router : Router
     price_kind : PriceKind
@@ -92,6 +103,8 @@ class Service:
     prices_path: Path | None
     calibration_paths: tuple[Path, ...] = ()
     hosted_prices: tuple[HostedPrice, ...] = ()
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    min_scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def load_service(path: Path | str) -> Service:
@@ -113,10 +126,11 @@ def load_service(path: Path | str) -> Service:
     """
     document = read_document(Path(path))
     section = validate(document, ServiceSection)
+    models = _each(document, "model", section.model, _model)
     return Service(
         name=section.name or document.path.stem,
         path=document.path,
-        models=_each(document, "model", section.model, _model),
+        models=models,
         traffic=traffic_source(document, section.traffic),
         promise=_promise(document, section.promise),
         min_recovery_pct=section.quality.min_recovery_pct,
@@ -135,6 +149,8 @@ def load_service(path: Path | str) -> Service:
             for i, name in enumerate(section.calibration)
         ),
         hosted_prices=_hosted(document, section),
+        scores=_scores(document, section.quality, models),
+        min_scores=_min_scores(document, section.quality),
     )
 
 
@@ -153,6 +169,29 @@ def _hosted(document: Document, section: ServiceSection) -> tuple[HostedPrice, .
         )
         for asked in section.hosted
     )
+
+
+def _scores(document: Document, section: QualitySection, models: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """The user's own scores, by the names of the models; a model that is not planned for is an error on its line."""
+    found = {}
+    for name, scores in section.scores.items():
+        location: Location = ("quality", "scores", name)
+        model = _model(document, location, name)
+        if model not in models:
+            raise document.error(location, f"scores of a model that `model` does not list: {', '.join(models)}")
+        found[get_model(model).name] = scores
+    return found
+
+
+def _min_scores(document: Document, section: QualitySection) -> dict[str, float]:
+    """Floors of scores; a benchmark on which nobody has a score is an error on its line."""
+    known = dict.fromkeys((*(b for scores in section.scores.values() for b in scores), *benchmarks()))
+    for name in section.min_scores:
+        if name not in known:
+            hint = "(give scores of your own as quality.scores)"
+            unknown = UnknownNameError("benchmark", name, known, hint)
+            raise document.error(("quality", "min_scores", name), str(unknown)) from unknown
+    return section.min_scores
 
 
 def _speculations(document: Document, section: ServiceSection) -> tuple[Speculation, ...]:

@@ -17,7 +17,9 @@ from servewise.report.escape import html_text, json_in_html
 from servewise.report.figures import frontier_figure, latency_figures, load_figure
 from servewise.report.operation_words import autoscaling_words, failure_words
 from servewise.report.page_assurance import engine_section, explanation_section, sure_section
-from servewise.report.table import html_table
+from servewise.report.precision_words import precision_table
+from servewise.report.quality_words import score_table
+from servewise.report.table import TextTable, html_table
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -44,6 +46,7 @@ def plan_html(report: PlanReport) -> str:
         HTML, about 5 MB (plotly's script).
     """
     by_index = {c.index: c for c in report.plan.candidates}
+    ranked = [by_index[i] for i in report.plan.alternatives]
     shown_index = report.plan.winner if report.plan.winner is not None else report.plan.nearest
     shown = None if shown_index is None else by_index[shown_index]
     figures = _figures(report, shown)
@@ -59,7 +62,10 @@ def plan_html(report: PlanReport) -> str:
         engine_section(report.plan),
         "" if shown is None else sure_section(shown),
         "" if report.plan.explanation is None else explanation_section(report.plan.explanation),
+        _text_table("Precisions of the winner", _PRECISIONS_NOTE, precision_table(report.plan), 1),
+        _text_table("Quality of the models", _SCORES_NOTE, score_table(report.plan, ranked), 2),
         _rejection_table(report),
+        _filtered(report),
         _recommendation(report),
         _promise_cost(figures),
         _warnings(report, shown),
@@ -77,6 +83,8 @@ _LATENCY_NOTE = (
     "The share of requests at or below each value. The dashed red line is the limit; the curve should be"
     " above the dotted line where they cross. A joint promise counts requests that meet all limits at once."
 )
+_PRECISIONS_NOTE = "The same replica in each precision with its best settings: memory, speed and quality at once"
+_SCORES_NOTE = "Score of the published model x what the precision keeps: typical [10th, 90th percentile] in %"
 _LOAD_NOTE = (
     "The same fleet under this traffic with its arrivals sped up or slowed down. Green circles keep the"
     " promise, red crosses break it; the knee is the highest load that keeps it."
@@ -288,6 +296,20 @@ def _rejection_table(report: PlanReport) -> str:
     caption = f"{total:,} of {len(report.plan.candidates):,} candidates, by kind of reason"
     head = ["Candidates", "Why", "For example"]
     return "<h2>What was turned down</h2>" + html_table(caption, head, rows, numeric={0})
+
+
+def _text_table(title: str, caption: str, found: TextTable | None, num_names: int) -> str:
+    if found is None:
+        return ""
+    numeric = set(range(num_names, len(found.head)))
+    table = html_table(caption, list(found.head), [list(row) for row in found.rows], numeric=numeric)
+    notes = "".join(f'<p class="soft">{html_text(note)}</p>' for note in found.notes)
+    return f"<h2>{html_text(title)}</h2>{table}{notes}"
+
+
+def _filtered(report: PlanReport) -> str:
+    items = "".join(f"<li>{html_text(why)}</li>" for why in report.plan.filtered)
+    return f"<h2>What was not tried</h2><ul>{items}</ul>" if items else ""
 
 
 def _warnings(report: PlanReport, shown: Candidate | None) -> str:

@@ -1,12 +1,31 @@
-"""Tables of the page."""
+"""Tables of the page, and those that the terminal has, too."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
 
 from servewise.report.escape import html_text
 
-__all__ = ["html_table"]
+__all__ = ["TextTable", "html_table"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """A table in words.
+
+    Parameters
+    ----------
+    head : tuple of str
+    rows : tuple of tuple of str
+        A cell may hold several figures with spaces between: ``82.9 [80.8, 83.6]``.
+    notes : tuple of str
+        What to read it with.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
 
 
 def html_table(

@@ -16,7 +16,10 @@ from servewise.report.effort_words import effort_words
 from servewise.report.escape import visible
 from servewise.report.explain import engine_blocks, explanation_blocks
 from servewise.report.operation_words import autoscaling_words, failure_words
+from servewise.report.precision_words import precision_table
 from servewise.report.promise_cost import promise_cost_blocks
+from servewise.report.quality_words import score_table
+from servewise.report.table import TextTable
 from servewise.report.view import PlanReport
 from servewise.types import Candidate
 from servewise.units import format_duration, format_usd
@@ -26,6 +29,15 @@ __all__ = ["plan_terminal"]
 NUM_RANKED = 10
 NUM_FRONTIER = 10
 NUM_REJECTIONS = 8
+NUM_FILTERED = 6
+NUM_WORDS = 2
+"""Of a figure with its unit."""
+FIGURES_WIDTH = 13
+"""Fits ``[80.8, 100.0]``."""
+NAME_WIDTH = 11
+"""Fits ``nvfp4/bf16!``."""
+PRECISIONS = "Precisions: the winner's replica in each, with its best settings"
+SCORES = "Quality: scores of the published models x what each precision keeps, typical [low, high]"
 
 
 def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableType:
@@ -53,10 +65,13 @@ def plan_terminal(report: PlanReport, *, explain: bool = False) -> RenderableTyp
         frontier = words.spread([by_index[i] for i in report.plan.frontier], NUM_FRONTIER)
         parts += _ranking(report, best)
         parts += _frontier(report, frontier, winner)
+        parts += _text_table(PRECISIONS, precision_table(report.plan), 1)
+        parts += _text_table(SCORES, score_table(report.plan, [by_index[i] for i in report.plan.alternatives]), 2)
         notes = words.risk_notes([*best, *frontier], with_model=words.several_models(report.plan))
         if notes:
             parts += [Text(), *(line(note) for note in notes)]
     parts += _rejected(report)
+    parts += _filtered(report)
     if explain:
         parts += engine_blocks(report.plan)
     if explain and report.plan.explanation is not None:
@@ -210,6 +225,35 @@ def _frontier(report: PlanReport, frontier: list[Candidate], winner: Candidate) 
     return [heading(title), table]
 
 
+def _text_table(title: str, found: TextTable | None, num_names: int) -> list[RenderableType]:
+    """A table of narrow columns, its first ones names, with notes; a cell's first figure has a line of its own."""
+    if found is None:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for i, name in enumerate(found.head):
+        if i < num_names:
+            table.add_column(line(name), overflow="fold", min_width=NAME_WIDTH)
+        else:
+            table.add_column(_head(name), justify="right", no_wrap=True)
+    for row in found.rows:
+        names = [line(cell) for cell in row[:num_names]]
+        table.add_row(*names, *(Text("\n").join(map(line, _lines(cell))) for cell in row[num_names:]))
+    return [heading(title), table, *(Padding(line(f"- {note}"), (0, 0, 0, 2)) for note in found.notes)]
+
+
+def _head(name: str) -> Text:
+    """A column's name, a word a line; long words break at their hyphens."""
+    parts = [part.replace("-", "-\n") if len(part) > FIGURES_WIDTH else part for part in name.split(" ")]
+    return Text("\n").join(line(part) for part in "\n".join(parts).split("\n"))
+
+
+def _lines(cell: str) -> list[str]:
+    """``82.9 [80.8, 83.6]`` and ``52 ms 152 ms`` in two lines each, ``52 ms`` in one."""
+    parts = cell.split(" ")
+    half = 1 if "[" in cell else len(parts) // 2 if len(parts) > NUM_WORDS else len(parts)
+    return [part for part in (" ".join(parts[:half]), " ".join(parts[half:])) if part]
+
+
 def _rejected(report: PlanReport) -> list[RenderableType]:
     found = words.rejections(report.plan)
     if not found:
@@ -234,6 +278,16 @@ def _recommendation(report: PlanReport) -> list[RenderableType]:
     if not report.plan.advice:
         return []
     return [heading("Recommendation"), facts([(said.topic, said.text) for said in report.plan.advice])]
+
+
+def _filtered(report: PlanReport) -> list[RenderableType]:
+    """What never became a candidate."""
+    found = report.plan.filtered
+    if not found:
+        return []
+    shown = [*found[:NUM_FILTERED], *([f"and {len(found) - NUM_FILTERED} more"] if len(found) > NUM_FILTERED else [])]
+    title = heading("Not tried: below the quality floor, or not run by the hardware")
+    return [title, *(Padding(line(f"- {why}"), (0, 0, 0, 2)) for why in shown)]
 
 
 def _warnings(report: PlanReport, winner: Candidate | None) -> list[RenderableType]:

@@ -17,7 +17,7 @@ from servewise.search.fleet import Demand, Load, Trial, find_fleet, latency_s, s
 from servewise.search.groups import group_bounds, group_load
 from servewise.search.limits import broken_reason, replicas
 from servewise.search.pricing import price, usd_per_h
-from servewise.search.results import Point, Result, beaten, kind_of, verdict_of, warnings_of
+from servewise.search.results import Point, Result, beaten, kind_of, rivals, verdict_of, warnings_of
 from servewise.search.settings import schedule_key
 from servewise.search.shapes import Shape
 from servewise.sim import MAX_PREFIX_AWARE_REPLICAS, Packed, caches_prefixes, num_ranks, pack_requests, to_log
@@ -26,6 +26,7 @@ from servewise.types import Candidate, Deployment, Search, StepModel, StepTable
 __all__ = [
     "Family",
     "families",
+    "fleet_of",
     "least_cost",
     "least_hopeless",
     "most_replicas",
@@ -249,10 +250,11 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
     if bound.num_replicas > most:
         work = f"the work needs at least {replicas(bound.num_replicas)} > {most} ({why_no_more})"
         return replace(verdict_of(shape, load, bound, "broken", work), fewest=bound.num_replicas)
-    alike = [point for point in points if point.kind == kind_of(shape.deployment)]
+    same_model = rivals(points, shape.deployment)
+    alike = [point for point in same_model if point.kind == kind_of(shape.deployment)]
 
     def worth(num_replicas: int) -> bool:
-        return not beaten(points, least_cost(search, shape, load, num_replicas), bound.latency_s)
+        return not beaten(same_model, least_cost(search, shape, load, num_replicas), bound.latency_s)
 
     def matters(trial: Trial) -> bool:
         latency = latency_s(to_log(load.workload, trial.outcome), search.promise)
@@ -283,6 +285,11 @@ def _simulated(search: Search, shape: Shape, load: Load, bound: Bounds, points: 
         why_no_more = f"{replicas(trial.num_replicas)} keep the promise, but one more breaks it"
     candidate = _finished(search, shape, load, trial, why_no_more=None if fleet.found else why_no_more)
     return Result(candidate=candidate, shape=shape, load=load, bound=bound, **common)  # type: ignore[arg-type]
+
+
+def fleet_of(search: Search, result: Result) -> Result:
+    """The smallest fleet of a result's shape that keeps the promise, whatever other fleets can do."""
+    return simulated_whole(search, _simulated(search, result.shape, result.load, result.bound, ()))
 
 
 def _point(search: Search, shape: Shape, load: Load, trial: Trial) -> Point:
@@ -337,6 +344,7 @@ def _finished(search: Search, shape: Shape, load: Load, trial: Trial, *, why_no_
         latency_s=latency_s(log, search.promise),
         quality_recovery_pct=shape.precision.recovery_pct,
         quality_basis=shape.precision.basis,
+        expected_scores=shape.precision.expected_scores,
         warnings=warnings_of(shape, load.step_model),
     )
 

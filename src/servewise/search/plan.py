@@ -17,6 +17,7 @@ from servewise.search.families import Family, families, least_cost, least_hopele
 from servewise.search.fleet import summary_of, try_fleet
 from servewise.search.limits import limited_by
 from servewise.search.operation import autoscaling, failure
+from servewise.search.precisions import by_precision
 from servewise.search.pricing import price
 from servewise.search.results import Point, Result, without_beaten
 from servewise.search.shapes import Shape, enumerate_shapes
@@ -72,7 +73,7 @@ def plan(
     shapes = enumerate_shapes(search)
     results: list[Result] = []
     complete, explanation = True, None
-    broken_down, following, changes = None, None, None
+    broken_down, following, precisions, changes = None, None, None, None
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         try:
             _search_all(search, shapes, pool, tell, results, prune=prune)
@@ -82,6 +83,8 @@ def plan(
             best = _winner(results)
             if best is not None:
                 broken_down, following = failure(search, best), autoscaling(search, best)
+            if best is not None and explanation is not None:
+                precisions = by_precision(search, best, explanation, results, pool)
             tell("operation", 1, 1)
             if with_what_if and best is not None:
                 changes = what_if(search, results, best, _good(results), pool, tell)
@@ -113,6 +116,8 @@ def plan(
         autoscaling=following,
         engines=tuple(columns(engine) for engine, _ in search.engines),
         what_if=changes,
+        filtered=search.filtered,
+        precisions=precisions,
     )
 
 
@@ -185,6 +190,7 @@ def _not_searched(shape: Shape) -> Candidate:
         memory=shape.memory,
         quality_recovery_pct=shape.precision.recovery_pct,
         quality_basis=shape.precision.basis,
+        expected_scores=shape.precision.expected_scores,
     )
 
 

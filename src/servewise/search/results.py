@@ -11,7 +11,7 @@ from servewise.search.fleet import Demand, Load
 from servewise.search.shapes import Shape
 from servewise.types import Candidate, CandidateStatus, Deployment, StepModel
 
-__all__ = ["Kind", "Point", "Result", "beaten", "kind_of", "verdict_of", "warnings_of", "without_beaten"]
+__all__ = ["Kind", "Point", "Result", "beaten", "kind_of", "rivals", "verdict_of", "warnings_of", "without_beaten"]
 
 Kind = tuple[object, ...]
 """What a user chooses between: model, engine, GPUs, precision, drafter, whole replicas or groups."""
@@ -78,6 +78,11 @@ def kind_of(deployment: Deployment) -> Kind:
     )
 
 
+def rivals(points: Sequence[Point], deployment: Deployment) -> list[Point]:
+    """Fleets of the same model: one of another, which scores differently, rules nothing out."""
+    return [point for point in points if point.kind[:1] == kind_of(deployment)[:1]]
+
+
 def beaten(points: Sequence[Point], usd_per_mtok: float, latency_s: float) -> bool:
     """Whether a known fleet is at least as good in both cost and latency, and better in one."""
     return any(
@@ -98,6 +103,7 @@ def verdict_of(shape: Shape, load: Load, bound: Bounds, status: CandidateStatus,
         memory=shape.memory,
         quality_recovery_pct=shape.precision.recovery_pct,
         quality_basis=shape.precision.basis,
+        expected_scores=shape.precision.expected_scores,
         warnings=warnings_of(shape, load.step_model),
     )
     return Result(candidate=candidate, shape=shape, load=load, bound=bound)
@@ -126,7 +132,7 @@ def without_beaten(results: Sequence[Result]) -> list[Result]:
         if (
             first is None
             or result.candidate.status != "kept"
-            or not beaten(points, first.usd_per_mtok, first.latency_s)
+            or not beaten(rivals(points, result.shape.deployment), first.usd_per_mtok, first.latency_s)
         ):
             return result
         reason = (

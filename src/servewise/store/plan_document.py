@@ -22,6 +22,7 @@ from servewise.types import (
     EffortFact,
     EngineName,
     EngineParams,
+    ExpectedScore,
     Failure,
     GpuSpec,
     GroupRouter,
@@ -29,6 +30,7 @@ from servewise.types import (
     LoadPoint,
     MaxTokensKind,
     ModelSpec,
+    PrecisionTable,
     PriceKind,
     Promise,
     Provenance,
@@ -325,6 +327,7 @@ class CandidateDocument(_Document):
     latency_s: Undefined
     quality_recovery_pct: tuple[float, float, float] | None
     quality_basis: str = ""
+    expected_scores: tuple[ExpectedScore, ...] = ()
     on_frontier: bool
     limited_by: str
     load_curve: tuple[LoadPoint, ...]
@@ -370,6 +373,8 @@ class PlanDocument(_Document):
     effort_facts: dict[str, EffortFact] = Field(default_factory=dict)
     what_if: WhatIf | None = None
     advice: tuple[AdviceSentence, ...] = ()
+    filtered: tuple[str, ...] = ()
+    precisions: PrecisionTable | None = None
 
 
 def plan_json_schema() -> dict[str, Any]:

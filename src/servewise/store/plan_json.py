@@ -183,6 +183,8 @@ def plan_to_json(plan: Plan, meta: PlanMeta) -> dict[str, Any]:
         effort_facts=facts_of_plan(plan),
         what_if=plan.what_if,
         advice=plan.advice,
+        filtered=plan.filtered,
+        precisions=plan.precisions,
     )
     text = document.model_dump_json(by_alias=True)
     try:
@@ -235,6 +237,8 @@ def plan_from_json(document: object) -> tuple[Plan, PlanMeta]:
         engines=tuple(columns_of(engine, parsed.effort_facts) for engine in parsed.engines),
         what_if=parsed.what_if,
         advice=parsed.advice,
+        filtered=parsed.filtered,
+        precisions=parsed.precisions,
     )
     meta = PlanMeta(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(PlanMeta)})
     return plan, meta
@@ -251,7 +255,8 @@ def _parse(text: str) -> PlanDocument:
     known = {candidate.index for candidate in parsed.candidates}
     ends = [index for index in (parsed.winner, parsed.nearest) if index is not None]
     replanned = [] if parsed.what_if is None else [fleet.candidate for fleet in parsed.what_if.fleets]
-    for index in (*ends, *parsed.ranking, *parsed.frontier, *replanned):
+    compared = () if parsed.precisions is None else (row.index for row in parsed.precisions.rows)
+    for index in (*ends, *parsed.ranking, *parsed.frontier, *replanned, *compared):
         if index not in known:
             raise InputError(f"plan is damaged: it refers to candidate {index}, which it does not hold")
     for candidate in parsed.candidates:

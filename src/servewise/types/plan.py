@@ -22,14 +22,18 @@ from servewise.types.what_if import HostedPrice, WhatIf
 from servewise.types.workload import Workload
 
 __all__ = [
+    "OWN_REPORT",
     "Budget",
     "Candidate",
     "CandidateStatus",
     "Candidates",
     "Cost",
+    "ExpectedScore",
     "LoadPoint",
     "Plan",
     "PrecisionChoice",
+    "PrecisionRow",
+    "PrecisionTable",
     "Search",
     "TaskKind",
     "best_of_each",
@@ -52,12 +56,42 @@ class Budget:
     usd_per_h: float | None = None
 
 
+OWN_REPORT = "the service file"
+"""The evaluation that scores of the user's own belong to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedScore:
+    """What a model in a precision is expected to score on a benchmark.
+
+    Parameters
+    ----------
+    benchmark : str
+    published_pct : float [%]
+        Score of the checkpoint as it was published.
+    expected_pct : (low, typical, high) or None [%]
+        That times the recovery of the precision on this kind of task; None when its recovery is unknown.
+    is_estimate : bool
+        True when that recovery was not measured as such.
+    report : str
+        Evaluation the score belongs to. Scores of different evaluations of one benchmark may differ by their prompts.
+    source : str
+    """
+
+    benchmark: str
+    published_pct: float
+    expected_pct: tuple[float, float, float] | None
+    is_estimate: bool
+    report: str
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionChoice:
     """A precision the quality floor lets through, with what it is expected to keep.
 
     ``recovery_pct`` is the (low, typical, high) share of the bf16 score kept; None when nothing is known. ``basis``
-    says in words which results it comes from: kind of task, how many, of which models.
+    says in words which results it comes from: kind of task, how many, of which models; or which score may be too low.
     """
 
     precision: Precision
@@ -65,6 +99,7 @@ class PrecisionChoice:
     at_risk: bool
     basis: str
     source: str
+    expected_scores: tuple[ExpectedScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +129,8 @@ class Search:
         Corrections of step models by the user's own runs.
     hosted_prices : mapping of str to tuple of HostedPrice
         By model name: what buying its tokens costs.
+    filtered : tuple of str
+        What the quality floor or the hardware turned down before the search, in words.
     """
 
     workload: Workload
@@ -111,6 +148,7 @@ class Search:
     speculations: tuple[Speculation, ...] = ()
     calibrations: tuple[Calibration, ...] = ()
     hosted_prices: Mapping[str, tuple[HostedPrice, ...]] = field(default_factory=dict)
+    filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +220,8 @@ class Candidate:
     quality_recovery_pct : (low, typical, high) or None
     quality_basis : str
         Which results that comes from, e.g. ``math: 20 results of 8 large models``.
+    expected_scores : tuple of ExpectedScore
+        On the benchmarks that set the plan's models side by side, and those a floor was given for.
     on_frontier : bool
     limited_by : str
         What the fleet runs out of first: ``compute``, ``memory bandwidth``, ``KV memory``, ``overhead`` or the
@@ -205,12 +245,57 @@ class Candidate:
     latency_s: float = float("nan")
     quality_recovery_pct: tuple[float, float, float] | None = None
     quality_basis: str = ""
+    expected_scores: tuple[ExpectedScore, ...] = ()
     on_frontier: bool = False
     limited_by: str = ""
     load_curve: tuple[LoadPoint, ...] = ()
     warnings: tuple[str, ...] = ()
     assurance: Assurance | None = None
     effort: EffortReport | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionRow:
+    """The winner's replica in another precision.
+
+    Parameters
+    ----------
+    index : int
+        Candidate with the best settings of that precision; simulated even if it is dominated.
+    weight_only : bool
+        Weights are unpacked and computed in 16 bits: this saves memory and bandwidth, no compute.
+    prompt_s : float [s]
+        One prompt computed alone.
+    decode_alone_s, decode_batch_s : float [s]
+        One decode step of one row, and of a batch.
+    """
+
+    index: int
+    weight_only: bool
+    prompt_s: float
+    decode_alone_s: float
+    decode_batch_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionTable:
+    """Every precision of the winner's replica, with memory, speed and quality at once.
+
+    Parameters
+    ----------
+    prompt_tokens : int
+        Of the prompt that is computed alone: the median.
+    context_tokens : float
+        Of a decode row.
+    num_rows : int
+        Of the batch: what the winner runs on average.
+    rows : tuple of PrecisionRow
+    """
+
+    prompt_tokens: int
+    context_tokens: float
+    num_rows: int
+    rows: tuple[PrecisionRow, ...]
 
 
 Candidates = Sequence[Candidate] | Mapping[int, Candidate]
@@ -251,6 +336,10 @@ class Plan:
         What would change the decision and what the promise costs; None without a winner, or when not asked for.
     advice : tuple of AdviceSentence
         The recommendation in words; empty without a winner.
+    filtered : tuple of str
+        What the quality floor or the hardware turned down before the search, in words.
+    precisions : PrecisionTable or None
+        Of the winner; None as ``explanation``, and where it speculates or splits prefill from decode.
     """
 
     candidates: tuple[Candidate, ...]
@@ -269,6 +358,8 @@ class Plan:
     engines: tuple[EngineColumns, ...] = ()
     what_if: WhatIf | None = None
     advice: tuple[AdviceSentence, ...] = ()
+    filtered: tuple[str, ...] = ()
+    precisions: PrecisionTable | None = None
 
     @property
     def alternatives(self) -> tuple[int, ...]:
