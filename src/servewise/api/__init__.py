@@ -23,17 +23,23 @@ if TYPE_CHECKING:
         simulate,
         traffic_statistics,
     )
+    from servewise.api.quality import QualityResult, quality
     from servewise.config import load_service, named_deployment
     from servewise.measure.files import compare_runs, export_run, import_runs
     from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
     from servewise.measure.spec import LoadSpec
+    from servewise.quality.tasks import TaskRun
+    from servewise.quality.way import Asked
 
 __all__ = [
+    "Asked",
     "LoadSpec",
     "MeasureResult",
     "PlanResult",
+    "QualityResult",
     "SweepResult",
     "Target",
+    "TaskRun",
     "VerifyResult",
     "calibrate",
     "calibration_document",
@@ -52,6 +58,7 @@ __all__ = [
     "named_deployment",
     "plan",
     "planned_deployment",
+    "quality",
     "replay",
     "resolve",
     "simulate",
@@ -80,6 +87,10 @@ _MODULES = {
         "simulate",
         "traffic_statistics",
     ),
+    "servewise.api.quality": (
+        "QualityResult",
+        "quality",
+    ),
     "servewise.config": (
         "load_service",
         "named_deployment",
@@ -98,6 +109,8 @@ _MODULES = {
         "measure_loads",
     ),
     "servewise.measure.spec": ("LoadSpec",),
+    "servewise.quality.tasks": ("TaskRun",),
+    "servewise.quality.way": ("Asked",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

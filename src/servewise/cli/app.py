@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "compare": ("servewise.cli.compare", "compare"),
     "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
+    "quality": ("servewise.cli.quality", "quality"),
     "runs": ("servewise.cli.runs", "runs"),
     "verify": ("servewise.cli.verify", "verify"),
     "traffic": ("servewise.cli.traffic", "traffic"),

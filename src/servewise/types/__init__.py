@@ -92,6 +92,16 @@ from servewise.types.plan import (
 )
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
 from servewise.types.provenance import Kind, Provenance
+from servewise.types.quality import (
+    AnswerPair,
+    AnswerTexts,
+    PromptComparison,
+    QualityComparison,
+    QualityFigure,
+    QualityVerdict,
+    TaskScore,
+    TaskSide,
+)
 from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
 from servewise.types.sweep import Edge, Sweep, SweepPoint
 from servewise.types.verification import Compared, LimitCheck, Standing, Verification, VerifyVerdict
@@ -106,6 +116,8 @@ __all__ = [
     "ROLES",
     "UNCORRECTED",
     "VERY_LIKELY_FRAC",
+    "AnswerPair",
+    "AnswerTexts",
     "Api",
     "Assurance",
     "AttentionKind",
@@ -182,8 +194,12 @@ __all__ = [
     "PrefixBlocks",
     "PriceKind",
     "Promise",
+    "PromptComparison",
     "Prompts",
     "Provenance",
+    "QualityComparison",
+    "QualityFigure",
+    "QualityVerdict",
     "RequestDetails",
     "RequestLog",
     "RequestStatus",
@@ -204,6 +220,8 @@ __all__ = [
     "Sweep",
     "SweepPoint",
     "TaskKind",
+    "TaskScore",
+    "TaskSide",
     "TgiParams",
     "Timeline",
     "Tool",

@@ -1,0 +1,105 @@
+"""What a candidate loses against its base at real endpoints, on the user's own prompts and in standard tasks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from servewise.measure.discover import discover
+from servewise.measure.job import Target
+from servewise.net.address import api_key
+from servewise.net.plain import PlainClient
+from servewise.quality.comparison import compare_quality
+from servewise.quality.prompts import read_prompts
+from servewise.quality.servers import MAX_ANSWER_BYTES
+from servewise.quality.tasks import TaskRun, find_harness, run_tasks
+from servewise.quality.way import Asked, Side
+from servewise.report import quality_json
+from servewise.store import check_run_parent, digest, new_run_dir, write_text_atomic
+from servewise.types import QualityComparison
+
+__all__ = ["QualityResult", "quality"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityResult:
+    """A comparison with where it is kept."""
+
+    comparison: QualityComparison
+    run_dir: Path | None
+
+
+def quality(
+    base: Target,
+    candidate: Target,
+    prompts_path: Path,
+    asked: Asked,
+    *,
+    num_prompts: int | None = None,
+    timeout_s: float = 600.0,
+    tasks: TaskRun | None = None,
+    out_dir: Path | None = None,
+    progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None,
+) -> QualityResult:
+    """Compare a candidate's answers with its base's.
+
+    Parameters
+    ----------
+    base, candidate : Target
+    prompts_path : Path
+        See :func:`servewise.quality.prompts.read_prompts`.
+    asked : Asked
+    num_prompts : int, optional
+        Draw so many prompts at random.
+    timeout_s : float [s]
+        Of one request.
+    tasks : TaskRun, optional
+        Standard tasks to run afterwards.
+    out_dir : Path, optional
+        Where to make a new run folder; nothing is written without it.
+    progress : callable, optional
+        Called with the stage, the prompts done and in all.
+
+    Raises
+    ------
+    InputError
+        When the prompts cannot be read, a server wants a key, or the harness of the tasks is not installed.
+    MeasurementError
+        When a server does not answer, or no prompt could be compared.
+    """
+    prompts = read_prompts(prompts_path, raw=asked.raw, num_prompts=num_prompts, seed=asked.seed)
+    hashes = {"prompts_file": prompts_path.name, "prompts_digest": digest(prompts_path)}
+    if out_dir is not None:
+        check_run_parent(out_dir)
+    if tasks is not None:
+        find_harness()
+    with ExitStack() as stack:
+        sides = []
+        for target in (base, candidate):
+            client = stack.enter_context(
+                PlainClient(
+                    target.base_url,
+                    api_key=api_key(target.key_env),
+                    timeout_s=timeout_s,
+                    max_bytes=MAX_ANSWER_BYTES,
+                )
+            )
+            api = "openai-completions" if asked.raw else target.api
+            endpoint = discover(client, target.base_url, model=target.model, api=api, stream=False).endpoint
+            sides.append(Side(endpoint=replace(endpoint, temperature=0.0), client=client))
+        found = compare_quality(
+            sides[0], sides[1], prompts, asked, progress=lambda done, total: progress("prompts", done, total)
+        )
+    found = replace(found, settings={**found.settings, **hashes})
+    if tasks is not None and not found.interrupted:
+        keys = (api_key(base.key_env), api_key(candidate.key_env))
+        scores = run_tasks((found.base, found.candidate), keys, tasks, progress=progress)
+        found = replace(found, tasks=scores)
+    run_dir = None
+    if out_dir is not None:
+        run_dir = new_run_dir(out_dir, f"{found.candidate.model}-quality")
+        write_text_atomic(run_dir / "quality.json", json.dumps(quality_json(found), indent=1) + "\n")
+    return QualityResult(comparison=found, run_dir=run_dir)
