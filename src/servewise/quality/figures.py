@@ -13,7 +13,6 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from servewise.metrics import block_counts
 from servewise.metrics.bootstrap import CONFIDENCE, TAIL
 from servewise.metrics.student import student_quantile
 from servewise.types import AnswerPair, Estimate, PromptComparison, QualityFigure
@@ -47,7 +46,9 @@ def figures(prompts: Sequence[PromptComparison], *, seed: int = 0) -> tuple[Qual
     seed : int
         Of the bootstrap: same prompts and seed, same intervals.
     """
-    counts = np.array(list(block_counts(len(prompts), 1, seed=seed, num_resamples=NUM_RESAMPLES)))[:, :-1]
+    num = len(prompts)
+    # how often each prompt is drawn
+    counts = np.random.default_rng(seed).multinomial(num, np.full(num, 1.0 / num), size=NUM_RESAMPLES)
     of_candidate = _columns(prompts, [prompt.candidate for prompt in prompts])
     of_noise = _columns(prompts, [prompt.again for prompt in prompts])
     found = []
@@ -56,17 +57,16 @@ def figures(prompts: Sequence[PromptComparison], *, seed: int = 0) -> tuple[Qual
         draws = [_ratio(counts @ one.over, counts @ one.under) for one in (column, noise)]
         values = [float(_ratio(np.array(one.over.sum()), np.array(one.under.sum()))) for one in (column, noise)]
         excess = values[0] - values[1]
-        low, high = _widened(excess, draws[0] - draws[1], len(prompts))
+        low, high = _widened(excess, draws[0] - draws[1], num)
         if column.is_share and low == high:
             # all prompts alike: nothing is known but that so many were
-            low, high = excess - _unseen(len(prompts)), excess + _unseen(len(prompts))
-            low, high = max(low, -1.0), min(high, 1.0)
+            low, high = max(excess - _unseen(num), -1.0), min(excess + _unseen(num), 1.0)
         found.append(
             QualityFigure(
                 name=name,
                 candidate=_estimate(column, values[0], draws[0]),
                 noise=_estimate(noise, values[1], draws[1]),
-                excess=Estimate(value=excess, low=low, high=high, num_samples=len(prompts)),
+                excess=Estimate(value=excess, low=low, high=high, num_samples=num),
             )
         )
     return tuple(found)

@@ -67,13 +67,15 @@ def verdict_words(found: QualityComparison) -> str:
     by_name = {figure.name: figure for figure in found.figures}
     name = "agreement" if "agreement" in by_name else "exact_match"
     figure = by_name[name]
-    what = "says another next token at" if name == "agreement" else "answers otherwise to"
+    what = "another next token at" if name == "agreement" else "another answer to"
     of_what = "the base's positions" if name == "agreement" else "the prompts"
-    size = f"{_share(1.0 - figure.candidate.value)} of {of_what} ({_complement(figure.candidate)})"
-    noise = f"the base itself at {_share(1.0 - figure.noise.value)}"
+    noise = f"the base against itself {_share(1.0 - figure.noise.value)}"
+    size = f"{what} {_share(1.0 - figure.candidate.value)} of {of_what} ({_complement(figure.candidate)}; {noise})"
+    if "kl_nats" in by_name:
+        size += f", KL at least {_nats(by_name['kl_nats'].candidate.value)} nats per token"
     if found.verdict == "no loss seen":
-        return f"No loss seen beyond the noise: the candidate {what} {size}, {noise}"
-    return f"The candidate is not its base: it {what} {size}, {noise}"
+        return f"No loss seen beyond the noise: {size}"
+    return f"The candidate differs from its base: {size}"
 
 
 def _complement(share: Estimate) -> str:
@@ -107,10 +109,14 @@ def _estimate(name: str, estimate: Estimate, *, signed: bool = False) -> str:
             return "?"
         sign = "+" if signed and value > 0 else ""
         if name == "kl_nats":
-            return f"{sign}{value:.2g}" if abs(value) < 0.01 else f"{sign}{value:.3f}"
+            return f"{sign}{_nats(value)}"
         return f"{sign}{_share(value)}"
 
     return f"{words(estimate.value)} [{words(estimate.low)}, {words(estimate.high)}]"
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 0.01 else f"{value:.3f}"
 
 
 def _share(value: float) -> str:
