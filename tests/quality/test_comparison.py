@@ -24,8 +24,7 @@ from servewise.types import QualityComparison
 EXACT = toy.table(1)
 ROUNDED = toy.blurred(EXACT, 0.7, 2)
 PROMPTS = [
-    Prompt(line=line, messages=({"role": "user", "content": f"tell me of {chr(64 + line)}"},))
-    for line in range(1, 25)
+    Prompt(line=line, messages=({"role": "user", "content": f"tell me of {chr(64 + line)}"},)) for line in range(1, 25)
 ]
 ASKED = Asked(max_tokens=24, top=9, concurrency=3)
 ENGINES: dict[str, Callable[[Toy], Pages]] = {"vllm": toy.vllm, "sglang": toy.sglang, "llama.cpp": toy.llamacpp}

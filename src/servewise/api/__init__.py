@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         simulate,
         traffic_statistics,
     )
-    from servewise.api.quality import QualityResult, quality
+    from servewise.api.quality_loss import QualityResult, quality
     from servewise.config import load_service, named_deployment
     from servewise.measure.files import compare_runs, export_run, import_runs
     from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
@@ -87,7 +87,7 @@ _MODULES = {
         "simulate",
         "traffic_statistics",
     ),
-    "servewise.api.quality": (
+    "servewise.api.quality_loss": (
         "QualityResult",
         "quality",
     ),

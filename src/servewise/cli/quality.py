@@ -46,9 +46,7 @@ __all__ = ["quality"]
 @click.option("--min-agreement", type=click.FloatRange(0, 1), help="Same next token at least so often, e.g. 0.98.")
 @click.option("--raw", is_flag=True, help="Send prompts as they are, without a chat template.")
 @click.option("--show-text", is_flag=True, help="Show the texts of the worst, and keep all prompts and answers.")
-@click.option(
-    "--tasks", metavar="A,B,...", help="Standard tasks to run, e.g. gsm8k,ifeval (needs servewise[eval])."
-)
+@click.option("--tasks", metavar="A,B,...", help="Standard tasks to run, e.g. gsm8k,ifeval (needs servewise[eval]).")
 @click.option(
     "--tasks-path",
     type=click.Path(path_type=Path, file_okay=False, exists=True),

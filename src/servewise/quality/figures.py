@@ -58,9 +58,10 @@ def figures(prompts: Sequence[PromptComparison], *, seed: int = 0) -> tuple[Qual
         values = [float(_ratio(np.array(one.over.sum()), np.array(one.under.sum()))) for one in (column, noise)]
         excess = values[0] - values[1]
         low, high = _widened(excess, draws[0] - draws[1], num)
-        if column.is_share and low == high:
+        if column.is_share:
             # all prompts alike: nothing is known but that so many were
-            low, high = max(excess - _unseen(num), -1.0), min(excess + _unseen(num), 1.0)
+            reach = _unseen(num) if low == high else 0.0
+            low, high = max(low - reach, -1.0), min(high + reach, 1.0)
         found.append(
             QualityFigure(
                 name=name,

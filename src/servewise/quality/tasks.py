@@ -191,7 +191,8 @@ def read_scores(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[
         for key, value in row.items():
             name, _, kind = key.partition(",")
             other = theirs.get(task, {}).get(key)
-            if name.endswith("_stderr") or not (_is_number(value) and _is_number(other)):
+            # metrics have a filter behind a comma, e.g. acc,none
+            if not kind or name.endswith("_stderr") or not (_is_number(value) and _is_number(other)):
                 continue
             sides = [
                 TaskSide(score=float(scores[key]), stderr=_number(scores.get(f"{name}_stderr,{kind}")))
