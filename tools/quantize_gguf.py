@@ -1,14 +1,11 @@
-"""Small models in other precisions, for real engines to serve to ``servewise quality``.
+"""A GGUF model in another precision, or as a Hugging Face checkpoint: for real engines, and ``servewise quality``.
 
-    python tools/quantize_models.py gguf IN.gguf OUT.gguf {BF16,Q8_0,Q4_0,Q4_1}
-    python tools/quantize_models.py checkpoint IN.gguf TOKENIZER_DIR OUT_DIR
-    python tools/quantize_models.py int8 CHECKPOINT_DIR OUT_DIR
+    python tools/quantize_gguf.py gguf IN.gguf OUT.gguf {BF16,Q8_0,Q4_0,Q4_1}
+    python tools/quantize_gguf.py checkpoint IN.gguf TOKENIZER_DIR OUT_DIR
 
-Runs in an environment with ``gguf``, ``numpy``, ``safetensors`` and ``ml_dtypes``. ``gguf`` writes every matrix of a
-GGUF file in another type by the numpy reference code of the gguf package (the plain rounding of llama.cpp's
-``quantize_row_*_ref``, without an importance matrix). ``checkpoint`` makes a Hugging Face folder in bf16 of a Llama in
-GGUF; the tokenizer and chat template come from another folder. ``int8`` makes a W8A8 checkpoint as compressed-tensors
-0.17 writes it: symmetric int8 weights by output channel, activations by token while it runs; head and embedding stay.
+Needs ``gguf``; ``checkpoint`` also ``safetensors`` and ``ml_dtypes``. ``gguf`` writes every matrix in another type by
+the numpy code of the gguf package (llama.cpp's plain rounding, ``quantize_row_*_ref``, without an importance matrix).
+``checkpoint`` makes a Hugging Face folder in bf16 of a Llama; tokenizer and chat template come from another folder.
 """
 
 from __future__ import annotations
@@ -19,10 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # type: ignore[import-not-found]
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants  # type: ignore[import-not-found]
-from safetensors.numpy import load_file, save_file  # type: ignore[import-not-found]
 
 NOT_COPIED = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -63,6 +58,9 @@ def quantize_gguf(source: Path, target: Path, name: str) -> None:
 
 def write_checkpoint(source: Path, tokenizer: Path, target: Path) -> None:
     """A Hugging Face folder in bf16 of a Llama in GGUF."""
+    import ml_dtypes  # type: ignore[import-not-found]
+    from safetensors.numpy import save_file  # type: ignore[import-not-found]
+
     reader = GGUFReader(source)
     known: dict[str, Any] = {
         key.removeprefix("llama."): field.contents() for key, field in reader.fields.items() if key.startswith("llama.")
@@ -96,36 +94,9 @@ def write_checkpoint(source: Path, tokenizer: Path, target: Path) -> None:
         "torch_dtype": "bfloat16",
     }
     (target / "config.json").write_text(json.dumps(config, indent=1))
-    _copy_tokenizer(tokenizer, target)
-
-
-def write_int8(source: Path, target: Path) -> None:
-    """A W8A8 checkpoint of a bf16 one, in one file of weights each."""
-    weights = {}
-    for name, values in load_file(source / "model.safetensors").items():
-        if ".layers." in name and values.ndim == 2:
-            exact = values.astype(np.float32)
-            scale = np.maximum(np.abs(exact).max(axis=1, keepdims=True), 1e-8) / 127.0
-            weights[name] = np.clip(np.rint(exact / scale), -127, 127).astype(np.int8)
-            weights[f"{name}_scale"] = scale.astype(np.float32)
-        else:
-            weights[name] = values
-    target.mkdir(parents=True)
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-    of_weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
-    of_inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-        "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": of_weights, "input_activations": of_inputs},
-        },
-    }
-    (target / "config.json").write_text(json.dumps(config, indent=1))
-    _copy_tokenizer(source, target)
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).exists():
+            shutil.copy(tokenizer / name, target / name)
 
 
 def _unpermuted(values: Any, heads: int) -> Any:
@@ -146,21 +117,13 @@ def _hugging_face_name(name: str) -> str:
     return f"model.layers.{layer}.{LAYER_NAMES[part]}.weight"
 
 
-def _copy_tokenizer(source: Path, target: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copy(source / name, target / name)
-
-
 def main() -> None:
     """One model."""
-    command, *names = sys.argv[1:]
+    command, source, *others = sys.argv[1:]
     if command == "gguf":
-        quantize_gguf(Path(names[0]), Path(names[1]), names[2])
-    elif command == "checkpoint":
-        write_checkpoint(*map(Path, names))
+        quantize_gguf(Path(source), Path(others[0]), others[1])
     else:
-        write_int8(*map(Path, names))
+        write_checkpoint(Path(source), Path(others[0]), Path(others[1]))
 
 
 if __name__ == "__main__":
