@@ -65,8 +65,8 @@ def figures(prompts: Sequence[PromptComparison], *, seed: int = 0) -> tuple[Qual
         found.append(
             QualityFigure(
                 name=name,
-                candidate=_estimate(column, values[0], draws[0]),
-                noise=_estimate(noise, values[1], draws[1]),
+                candidate=_estimate(column, values[0]),
+                noise=_estimate(noise, values[1]),
                 excess=Estimate(value=excess, low=low, high=high, num_samples=num),
             )
         )
@@ -96,10 +96,27 @@ def _ratio(over: Floats, under: Floats) -> Floats:
     return found
 
 
-def _estimate(column: _Column, value: float, draws: Floats) -> Estimate:
+def _estimate(column: _Column, value: float) -> Estimate:
     num = len(column.over)
-    low, high = _wilson(column, value) if column.is_share else _widened(value, draws, num)
-    return Estimate(value=value, low=low if column.is_share else max(low, 0.0), high=high, num_samples=num)
+    low, high = math.nan, math.nan
+    if num > 1 and math.isfinite(value):
+        low, high = _wilson(column, value) if column.is_share else _by_factor(column, value)
+    return Estimate(value=value, low=low, high=high, num_samples=num)
+
+
+def _variance(column: _Column, value: float) -> float:
+    """Variance of a ratio of sums over prompts, by what each prompt adds to its error (linearization)."""
+    num = len(column.over)
+    residuals = column.over - value * column.under
+    return num / (num - 1.0) * float(residuals @ residuals) / float(column.under.sum()) ** 2
+
+
+def _by_factor(column: _Column, value: float) -> tuple[float, float]:
+    """Interval of what cannot be negative: Student's on the logarithm, as a few prompts make most of such a sum."""
+    if value <= 0.0:
+        return value, value
+    reach = student_quantile(CONFIDENCE, len(column.over) - 1.0) * math.sqrt(_variance(column, value)) / value
+    return value * math.exp(-reach), value * math.exp(reach)
 
 
 def _widened(value: float, draws: Floats, num: int) -> tuple[float, float]:
@@ -133,10 +150,7 @@ def _wilson(column: _Column, share: float) -> tuple[float, float]:
     with small expected number of positive counts estimated from survey data", Survey Methodology 24(2), 1998.
     """
     num = len(column.over)
-    if num < 2 or not math.isfinite(share):
-        return math.nan, math.nan
-    residuals = column.over - share * column.under
-    variance = num / (num - 1.0) * float(residuals @ residuals) / float(column.under.sum()) ** 2
+    variance = _variance(column, share)
     trials = share * (1.0 - share) / variance if variance > 0.0 and 0.0 < share < 1.0 else float(num)
     trials = min(trials, float(column.under.sum()))
     z = student_quantile(CONFIDENCE, num - 1.0)
