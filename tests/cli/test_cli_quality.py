@@ -134,3 +134,29 @@ def test_a_wrong_line_of_prompts_is_named_before_anything_is_sent(base: Script, 
     assert ended.code == 2
     assert f"{path}, line 2" in ended.err
     assert not base.asked
+
+
+def test_a_harness_that_fails_does_not_lose_the_comparison(
+    base: Script, candidate: Script, prompts: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.hide_harness(monkeypatch)
+    program = prompts.parent / "lm_eval"
+    program.write_text("#!/bin/sh\necho no such task\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(prompts.parent), prepend=":")
+    ended = run("quality", base.url, candidate.url, *common(prompts), "--tasks", "nonsense", "--json")
+    assert ended.code == 4
+    document = json.loads(ended.out)
+    assert len(document["prompts"]) == 12
+    assert "lm_eval ended with code 3" in document["notes"][-1]
+    assert "no such task" in document["notes"][-1]
+
+
+def test_a_server_with_several_models_says_which_option_chooses(base: Script, prompts: Path, run: Run) -> None:
+    pages = toy.vllm(toy.Toy(EXACT))
+    pages["/v1/models"] = {"data": [{"id": "one", "owned_by": "vllm"}, {"id": "two", "owned_by": "vllm"}]}
+    with serve(pages) as several:
+        ended = run("quality", base.url, several.url, *common(prompts))
+        assert ended.code == 2
+        assert "--candidate-model" in ended.err
+        assert run("quality", base.url, several.url, *common(prompts), "--candidate-model", "two").code == 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.quality.toy import hide_harness
 
 from servewise.errors import InputError, MeasurementError
 from servewise.quality.tasks import TaskRun, find_harness, read_scores, run_tasks
@@ -44,6 +45,7 @@ def told(_stage: str, _done: int, _total: int) -> None:
 
 def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, code: int = 0) -> Path:
     """A stand-in for the harness on the path; what it was asked goes to the file."""
+    hide_harness(monkeypatch)
     log = folder / "log"
     program = folder / "lm_eval"
     program.write_text(HARNESS.format(python=sys.executable, log=str(log), code=code))
@@ -102,7 +104,7 @@ def test_a_harness_that_fails_is_quoted_without_the_key(tmp_path: Path, monkeypa
 
 def test_without_the_harness_the_way_to_get_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    hide_harness(monkeypatch)
     with pytest.raises(InputError, match=r"pip install 'servewise\[eval\]'"):
         find_harness()
 

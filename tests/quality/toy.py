@@ -5,6 +5,7 @@ A token is a character's code. What comes next depends on the last token alone, 
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import math
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 END = 0
 LETTERS = [ord(letter) for letter in "abcdefgh"]
@@ -210,3 +212,11 @@ def blurred(exact: Mapping[int, Sequence[float]], noise: float, seed: int) -> di
         weights = np.exp(np.log(values) + noise * rng.standard_normal(len(values)))
         found[token] = (weights / weights.sum()).tolist()
     return found
+
+
+def hide_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this environment had no lm-evaluation-harness, whether it has one or not."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "lm_eval" else find(name, *more)
+    )

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from servewise.errors import InputError, MeasurementError
 from servewise.measure.discover import discover
 from servewise.measure.job import Target
 from servewise.net.address import api_key
@@ -19,7 +20,7 @@ from servewise.quality.tasks import TaskRun, find_harness, run_tasks
 from servewise.quality.way import Asked, Side
 from servewise.report import quality_json
 from servewise.store import check_run_parent, digest, new_run_dir, write_text_atomic
-from servewise.types import QualityComparison
+from servewise.types import Api, QualityComparison
 
 __all__ = ["QualityResult", "quality"]
 
@@ -78,7 +79,7 @@ def quality(
         find_harness()
     with ExitStack() as stack:
         sides = []
-        for target in (base, candidate):
+        for name, target in (("base", base), ("candidate", candidate)):
             client = stack.enter_context(
                 PlainClient(
                     target.base_url,
@@ -87,19 +88,36 @@ def quality(
                     max_bytes=MAX_ANSWER_BYTES,
                 )
             )
-            api = "openai-completions" if asked.raw else target.api
-            endpoint = discover(client, target.base_url, model=target.model, api=api, stream=False).endpoint
+            api: Api | None = "openai-completions" if asked.raw else target.api
+            try:
+                endpoint = discover(client, target.base_url, model=target.model, api=api, stream=False).endpoint
+            except InputError as error:
+                raise InputError(f"{error} (of the {name}: --{name}-model, --{name}-key-env)") from error
             sides.append(Side(endpoint=replace(endpoint, temperature=0.0), client=client))
         found = compare_quality(
             sides[0], sides[1], prompts, asked, progress=lambda done, total: progress("prompts", done, total)
         )
     found = replace(found, settings={**found.settings, **hashes})
     if tasks is not None and not found.interrupted:
-        keys = (api_key(base.key_env), api_key(candidate.key_env))
-        scores = run_tasks((found.base, found.candidate), keys, tasks, progress=progress)
-        found = replace(found, tasks=scores)
+        found = _with_tasks(found, (api_key(base.key_env), api_key(candidate.key_env)), tasks, progress)
     run_dir = None
     if out_dir is not None:
         run_dir = new_run_dir(out_dir, f"{found.candidate.model}-quality")
         write_text_atomic(run_dir / "quality.json", json.dumps(quality_json(found), indent=1) + "\n")
     return QualityResult(comparison=found, run_dir=run_dir)
+
+
+def _with_tasks(
+    found: QualityComparison,
+    keys: tuple[str | None, str | None],
+    tasks: TaskRun,
+    progress: Callable[[str, int, int], None],
+) -> QualityComparison:
+    """The same with scores; without them, and with the reason, when the harness fails: the rest is not lost."""
+    try:
+        scores = run_tasks((found.base, found.candidate), keys, tasks, progress=progress)
+    except MeasurementError as error:
+        return replace(found, notes=(*found.notes, f"there are no scores of standard tasks: {error}"))
+    except KeyboardInterrupt:
+        return replace(found, interrupted=True)
+    return replace(found, tasks=scores)

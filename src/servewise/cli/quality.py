@@ -41,7 +41,7 @@ __all__ = ["quality"]
     help="Most probable tokens that are asked for at each position; vLLM allows 20 unless started with more.",
 )
 @click.option(
-    "--concurrency", type=click.IntRange(1, 1000), default=4, show_default=True, help="Prompts under way at once."
+    "--concurrency", type=click.IntRange(1, 100), default=4, show_default=True, help="Prompts under way at once."
 )
 @click.option("--min-agreement", type=click.FloatRange(0, 1), help="Same next token at least so often, e.g. 0.98.")
 @click.option("--raw", is_flag=True, help="Send prompts as they are, without a chat template.")
@@ -126,6 +126,9 @@ def quality(ctx: click.Context, /, base_url: str, candidate_url: str, **asked: A
     if found.interrupted:
         diagnose("error", "interrupted; what was finished until then is kept")
         ctx.exit(EXIT_INTERRUPTED)
+    if tasks is not None and not found.tasks:
+        diagnose("error", "the standard tasks failed")
+        ctx.exit(EXIT_MEASUREMENT)
     if found.verdict == "not trustworthy":
         diagnose("error", "the figures cannot be trusted")
         ctx.exit(EXIT_MEASUREMENT)
