@@ -124,7 +124,7 @@ def test_without_log_probabilities_the_answers_remain() -> None:
 
 def test_another_chat_template_is_said_and_next_tokens_are_still_of_the_same_text() -> None:
     found = compared(toy.vllm(Toy(EXACT)), toy.vllm(Toy(ROUNDED, head="<user>")))
-    assert any("the chat templates differ: 24 prompts" in note for note in found.notes)
+    assert any("24 prompts are other tokens to the candidate" in note for note in found.notes)
     assert values(found)["agreement"] == pytest.approx(truth(Toy(EXACT), Toy(ROUNDED))[0])
 
 
@@ -139,6 +139,17 @@ def test_a_server_without_a_chat_template_needs_raw_prompts() -> None:
     pages["/v1/chat/completions"] = (400, {}, b'{"error": "no chat template"}')
     with pytest.raises(InputError, match="add --raw"):
         compared(toy.vllm(Toy(EXACT)), pages)
+
+
+def test_messages_need_a_chat_template() -> None:
+    pages = toy.vllm(Toy(EXACT))
+    pages["/v1/chat/completions"] = (400, {}, b'{"error": "no chat template"}')
+    two = replace(PROMPTS[3], messages=({"role": "system", "content": "s"}, *PROMPTS[3].messages))
+    with pytest.raises(InputError, match="line 4 has several messages"):
+        compared(pages, pages, prompts=[PROMPTS[0], two])
+    found = compared(pages, pages)
+    assert found.settings["raw"]
+    assert any("without a chat template" in note for note in found.notes)
 
 
 def test_failed_prompts_are_counted_and_make_the_figures_untrustworthy() -> None:
@@ -165,6 +176,7 @@ def test_when_all_fail_the_first_reason_is_given() -> None:
         {"choices": [{"text": "a", "token_ids": [-1], "finish_reason": "length"}]},
         [],
         "no JSON",
+        "[" * 100_000,
     ],
 )
 def test_answers_that_cannot_be_read_leave_the_texts(wrong: object) -> None:

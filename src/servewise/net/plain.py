@@ -39,7 +39,7 @@ class Answer:
         """The body as JSON; None when it is none."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def fields(self) -> Mapping[str, Any]:

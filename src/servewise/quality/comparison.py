@@ -64,7 +64,12 @@ def compare_quality(
     is_raw = {side.endpoint.api == "openai-completions" for side in (base, candidate)}
     if len(is_raw) > 1:
         raise InputError("one of the servers has no chat template; ask both without one: add --raw")
-    asked = replace(asked, raw=is_raw.pop())
+    has_templates = not is_raw.pop()
+    if not has_templates and (turns := next((prompt for prompt in prompts if len(prompt.messages) > 1), None)):
+        raise InputError(
+            f"line {turns.line} has several messages, and the servers have no chat template to put them in"
+        )
+    asked = replace(asked, raw=not has_templates)
     started = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     way = find_way(base, candidate, prompts, asked)
     run = _Run(way, asked)
@@ -121,7 +126,7 @@ def _reasons(num_done: int, failures: Sequence[tuple[int, str]]) -> tuple[str, .
 
 def _notes(done: Sequence[PromptComparison], run: _Run, way: Way) -> list[str]:
     """What a reader must know of the figures."""
-    notes = []
+    notes = ["prompts were sent as they are, without a chat template"] if run.is_raw else []
     num = sum(prompt.candidate.num_positions for prompt in done)
     if num:
         bucket = sum(prompt.candidate.bucket_sum for prompt in done) / num
@@ -135,8 +140,9 @@ def _notes(done: Sequence[PromptComparison], run: _Run, way: Way) -> list[str]:
         notes.append(f"at most {way.positions} positions of each answer were compared, evenly spread")
     if run.num_other_templates:
         notes.append(
-            f"the chat templates differ: {run.num_other_templates:,} prompts are other tokens to the candidate, which"
-            " is part of how its answers differ; position by position both saw the base's tokens"
+            f"{run.num_other_templates:,} prompts are other tokens to the candidate: its chat template, or what it puts"
+            " before a text, is another. That is part of how its answers differ; position by position both saw the"
+            " base's tokens"
         )
     cut = sum(prompt.base_hit_max for prompt in done)
     if cut:
@@ -152,6 +158,7 @@ class _Run:
     def __init__(self, way: Way, asked: Asked) -> None:
         self._way = way
         self._asked = asked
+        self.is_raw = asked.raw
         self._stop = threading.Event()
         self.done: list[PromptComparison] = []
         self.failures: list[tuple[int, str]] = []
@@ -202,8 +209,8 @@ class _Run:
         places = ((base, own), (base, own), (candidate, others))
         said = [self._go(server.answer_tokens, ids, asked.max_tokens, asked.seed) for server, ids in places]
         found = self._compared(prompt, *said)
-        if way.forced:
-            positions = chosen_positions(said[0], way.positions)
+        positions = chosen_positions(said[0], way.positions)
+        if way.forced and positions:
             answer = (said[0].tokens or ())[: positions[-1]]
             first, second, theirs = (
                 self._go(server.distributions, own, answer, positions, asked.top) for server in (base, base, candidate)

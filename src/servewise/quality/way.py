@@ -17,6 +17,7 @@ __all__ = ["Asked", "Side", "Way", "find_way"]
 DEFAULT_POSITIONS: Final = 32
 """Positions of an answer where each is a request of its own."""
 MAX_CHECKED_CHARS: Final = 20_000
+HELLO: Final = Prompt(line=0, messages=({"role": "user", "content": "Hello"},))
 PROBE: Final = "Größe: 3.14159e-7 µm;\n\tif (x != nullptr) { return 12345; }  # 你好, мир! 🙂 naïve don't"
 """Tokenizers that cut this, and the user's own prompts, alike are taken for one."""
 
@@ -87,7 +88,7 @@ def find_way(base: Side, candidate: Side, prompts: Sequence[Prompt], asked: Aske
         why = f"{side.endpoint.engine} is not known to" if server is None else ""
         if server is not None:
             try:
-                server.answer_tokens(server.prompt_tokens(prompts[0]), 1, asked.seed)
+                server.answer_tokens(server.prompt_tokens(HELLO), 1, asked.seed)
             except MeasurementError as error:
                 why = f"it does not ({error})"
         if server is None or why:
@@ -104,7 +105,7 @@ def find_way(base: Side, candidate: Side, prompts: Sequence[Prompt], asked: Aske
     way = replace(by_text, tokens=tokens, forced=True)
     for name, server in zip(("base", "candidate"), tokens, strict=True):
         try:
-            server.distributions(server.prompt_tokens(prompts[0]), (), (0,), asked.top)
+            server.distributions(server.prompt_tokens(HELLO), (), (0,), asked.top)
         except MeasurementError as error:
             note = f"next tokens were not compared: the {name} gives no log probabilities ({error})"
             return replace(way, forced=False, notes=(note,))
