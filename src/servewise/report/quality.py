@@ -29,7 +29,7 @@ FIGURES: Final[Mapping[str, str]] = {
     "exact_match": "same answer",
     "common_prefix": "same until",
     "length_ratio": "length",
-    "hit_max": "cut at the most tokens",
+    "hit_max": "cut at max tokens",
 }
 NOT_SHOWN: Final = (
     "Agreement is not the quality of a task: another token may be as good, and a rare wrong one may cost much. Standard"
