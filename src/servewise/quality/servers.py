@@ -25,6 +25,8 @@ MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_SAID_CHARS: Final = 200
 LEAST_LOGPROB: Final = -9999.0
 """What vLLM writes for a probability of 0; the others write less, or infinity."""
+FAILED: Final = ("abort", "error")
+"""Endings of answers that an engine gave up."""
 NEUTRAL: Final[Mapping[str, float]] = {"temperature": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Greedy, whatever a server's own defaults are: penalties would change what is most probable."""
 
@@ -123,7 +125,7 @@ class _OpenAi(_Server):
             message = choice if self._raw else choice["message"]
             names = ("text",) if self._raw else ("reasoning_content", "reasoning", "content")
             text = "".join(value for name in names if isinstance(value := message.get(name), str))
-            return Answer(text=text, tokens=None, hit_max=choice["finish_reason"] == "length")
+            return _answer(text, None, choice["finish_reason"])
 
 
 class _Vllm(_Server):
@@ -242,14 +244,16 @@ class _Reading:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, KeyError | IndexError | TypeError | ValueError | AttributeError):
-            raise MeasurementError(f"the server's answer holds no {self._what} that can be read ({error!r})") from error
+        if isinstance(error, LookupError | TypeError | ValueError | AttributeError | OverflowError):
+            raise MeasurementError(f"{self._what} cannot be read in what the server says ({error!r})") from error
 
 
-def _answer(text: Any, tokens: Sequence[int], ending: Any) -> Answer:
+def _answer(text: Any, tokens: Sequence[int] | None, ending: Any) -> Answer:
     if not isinstance(text, str):
-        raise TypeError("the text is none")
-    return Answer(text=text, tokens=tuple(tokens), hit_max=ending == "length")
+        raise TypeError(f"{text!r} is no text")
+    if ending in FAILED:
+        raise ValueError(f"it ended by {ending!r}")
+    return Answer(text=text, tokens=None if tokens is None else tuple(tokens), hit_max=ending == "length")
 
 
 def _token(value: Any) -> int:
