@@ -13,7 +13,7 @@ import pytest
 from tests.quality.toy import hide_harness
 
 from servewise.errors import InputError, MeasurementError
-from servewise.quality.tasks import TaskRun, find_harness, read_scores, run_tasks
+from servewise.quality.tasks import HarnessResult, TaskRun, find_harness, read_scores, run_tasks
 from servewise.types import Endpoint
 
 BASE = Endpoint(
@@ -36,6 +36,10 @@ results = {{"t": {{"alias": "t", "sample_len": 8, "acc,none": score, "acc_stderr
 document = {{"results": results, "higher_is_better": {{"t": {{"acc": True, "ppl": False}}}}}}
 document["n-samples"] = {{"t": {{"original": 500, "effective": 400}}}}
 (folder / "results_2026-11-30.json").write_text(json.dumps(document))
+with (folder / "samples_t_2026-11-30.jsonl").open("w") as samples:
+    for i in range(10):
+        row = {{"doc_id": i, "filter": "none", "metrics": ["acc"], "acc": float(i < 10 * score)}}
+        samples.write(json.dumps(row) + "\\n")
 """
 
 
@@ -65,8 +69,10 @@ def test_both_servers_are_asked_and_stand_side_by_side(tmp_path: Path, monkeypat
     assert (accuracy.metric, accuracy.num_samples, accuracy.higher_is_better) == ("acc", 400, True)
     assert (accuracy.base.score, accuracy.candidate.score) == (0.8, 0.6)
     assert accuracy.recovery_pct.value == pytest.approx(75.0)
-    reach = 100.0 * 1.959964 * math.hypot(0.02, 0.75 * 0.02) / 0.8
-    assert accuracy.recovery_pct.high - 75.0 == pytest.approx(reach)
+    # six questions are right for both, two for the base alone, two for neither
+    error = math.sqrt(10.0 / 9.0 * (6 * 0.25**2 + 2 * 0.75**2)) / 8.0
+    assert accuracy.recovery_pct.high - 75.0 == pytest.approx(100.0 * 2.2622 * error, rel=1e-3)
+    assert accuracy.recovery_pct.num_samples == 10
     assert not perplexity.higher_is_better
     assert math.isnan(perplexity.recovery_pct.value)
     first, second = calls(log)
@@ -119,12 +125,37 @@ def test_names_that_are_none(name: str) -> None:
 def test_results_that_hold_no_score(wrong: dict[str, Any]) -> None:
     good = {"results": {"t": {"acc,none": 0.5}}}
     with pytest.raises(MeasurementError, match="no score of any task to both servers"):
-        read_scores(good, wrong)
+        read_scores(result(good), result(wrong))
+
+
+def result(document: dict[str, Any], scores: dict[int, float] | None = None) -> HarnessResult:
+    return HarnessResult(document=document, questions={("t", "acc,none"): scores or {}})
+
+
+def scored(score: float, stderr: float | str) -> dict[str, Any]:
+    return {"results": {"t": {"acc,none": score, "acc_stderr,none": stderr}}}
 
 
 def test_a_base_that_scored_nothing_has_no_recovery() -> None:
-    nothing, some = ({"results": {"t": {"acc,none": value, "acc_stderr,none": "N/A"}}} for value in (0.0, 0.5))
+    nothing, some = result(scored(0.0, "N/A")), result(scored(0.5, "N/A"))
     assert math.isnan(read_scores(nothing, some)[0].recovery_pct.value)
     found = read_scores(some, nothing)[0].recovery_pct
     assert found.value == 0.0
     assert math.isnan(found.low)
+
+
+def test_without_single_questions_both_scores_are_taken_as_independent() -> None:
+    found = read_scores(result(scored(0.8, 0.02)), result(scored(0.6, 0.02)))[0].recovery_pct
+    reach = 100.0 * 1.959964 * math.hypot(0.02, 0.75 * 0.02) / 0.8
+    assert (found.low, found.high) == pytest.approx((75.0 - reach, 75.0 + reach))
+    assert found.num_samples == 0
+
+
+def test_questions_are_paired_only_where_their_mean_is_the_score() -> None:
+    scores = {0: 1.0, 1: 0.0, 2: 1.0, 3: 1.0}
+    paired = read_scores(result(scored(0.75, 0.2), scores), result(scored(0.75, 0.2), scores))[0].recovery_pct
+    assert (paired.value, paired.low, paired.high, paired.num_samples) == (100.0, 100.0, 100.0, 4)
+    other = read_scores(result(scored(0.8, 0.2), scores), result(scored(0.75, 0.2), scores))[0].recovery_pct
+    assert other.num_samples == 0
+    fewer = read_scores(result(scored(0.75, 0.2), scores), result(scored(0.5, 0.2), {0: 1.0, 1: 0.0}))[0].recovery_pct
+    assert fewer.num_samples == 0

@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from servewise.errors import InputError, MeasurementError
+from servewise.metrics.bootstrap import CONFIDENCE
+from servewise.metrics.student import student_quantile
 from servewise.types import Endpoint, Estimate, TaskScore, TaskSide
 
-__all__ = ["TaskRun", "find_harness", "read_scores", "run_tasks"]
+__all__ = ["HarnessResult", "TaskRun", "find_harness", "read_scores", "run_tasks"]
 
 NORMAL: Final = 1.959964
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 """Where the harness takes a server's key from, whichever server it is."""
 SHOWN_CHARS: Final = 600
+UNKNOWN: Final = Estimate(value=math.nan, low=math.nan, high=math.nan, num_samples=0)
 _NAME: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+-]*")
 
 
@@ -64,6 +67,22 @@ class TaskRun:
         for name in self.names:
             if not _NAME.fullmatch(name):
                 raise InputError(f"{name!r} is no name of a task; give names as 'lm_eval ls tasks' lists them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessResult:
+    """What the harness found at one server.
+
+    Parameters
+    ----------
+    document : mapping
+        Its result file.
+    questions : mapping of (task, metric with its filter) to mapping of int to float
+        Score of each question, where it has one.
+    """
+
+    document: Mapping[str, Any]
+    questions: Mapping[tuple[str, str], Mapping[int, float]]
 
 
 def find_harness() -> list[str]:
@@ -111,15 +130,15 @@ def run_tasks(
         When it fails, or says nothing that can be read.
     """
     program = find_harness()
-    documents = []
+    found = []
     for done, (side, key) in enumerate(zip(sides, keys, strict=True)):
         progress("standard tasks", done, len(sides))
-        documents.append(_run(program, side, key, asked))
+        found.append(_run(program, side, key, asked))
     progress("standard tasks", len(sides), len(sides))
-    return read_scores(documents[0], documents[1])
+    return read_scores(found[0], found[1])
 
 
-def _run(program: Sequence[str], side: Endpoint, key: str | None, asked: TaskRun) -> Mapping[str, Any]:
+def _run(program: Sequence[str], side: Endpoint, key: str | None, asked: TaskRun) -> HarnessResult:
     with tempfile.TemporaryDirectory(prefix="servewise-tasks-") as folder:
         environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
         # it asks for one even where the server does not
@@ -143,9 +162,27 @@ def _run(program: Sequence[str], side: Endpoint, key: str | None, asked: TaskRun
             document = json.loads(files[-1].read_bytes())
         except ValueError as error:
             raise MeasurementError(f"lm_eval wrote results that are not JSON ({error})") from error
+        questions = _questions(Path(folder))
     if not isinstance(document, dict):
         raise MeasurementError("lm_eval wrote results that are no JSON object")
-    return document
+    return HarnessResult(document=document, questions=questions)
+
+
+def _questions(folder: Path) -> dict[tuple[str, str], dict[int, float]]:
+    """Scores of the single questions in the harness's sample files; what cannot be read is left out."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for path in folder.rglob("samples_*.jsonl"):
+        task = path.stem.removeprefix("samples_").rpartition("_")[0]
+        for line in path.read_bytes().splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            for metric in row.get("metrics", ()) if isinstance(row, dict) else ():
+                if _is_number(row.get(metric)):
+                    scores = found.setdefault((task, f"{metric},{row.get('filter')}"), {})
+                    scores[_count(row.get("doc_id"))] = float(row[metric])
+    return found
 
 
 def _arguments(side: Endpoint, asked: TaskRun, folder: str) -> list[str]:
@@ -167,6 +204,7 @@ def _arguments(side: Endpoint, asked: TaskRun, folder: str) -> list[str]:
         f"--model_args={json.dumps(model)}",
         f"--tasks={','.join(asked.names)}",
         f"--output_path={folder}",
+        "--log_samples",
     ]
     if not is_raw:
         arguments.append("--apply_chat_template")
@@ -177,8 +215,8 @@ def _arguments(side: Endpoint, asked: TaskRun, folder: str) -> list[str]:
     return arguments
 
 
-def read_scores(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[TaskScore, ...]:
-    """Scores that two result files of the harness have in common.
+def read_scores(base: HarnessResult, candidate: HarnessResult) -> tuple[TaskScore, ...]:
+    """Scores that two results of the harness have in common.
 
     Raises
     ------
@@ -186,8 +224,8 @@ def read_scores(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[
         When there is none.
     """
     found = []
-    theirs = _results(candidate)
-    for task, row in _results(base).items():
+    theirs = _results(candidate.document)
+    for task, row in _results(base.document).items():
         for key, value in row.items():
             name, _, kind = key.partition(",")
             other = theirs.get(task, {}).get(key)
@@ -198,16 +236,17 @@ def read_scores(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[
                 TaskSide(score=float(scores[key]), stderr=_number(scores.get(f"{name}_stderr,{kind}")))
                 for scores in (row, theirs[task])
             ]
-            higher = _inner(base, "higher_is_better", task).get(name) is not False
+            higher = _inner(base.document, "higher_is_better", task).get(name) is not False
+            pairs = _pairs(base.questions.get((task, key), {}), candidate.questions.get((task, key), {}), sides)
             found.append(
                 TaskScore(
                     task=task,
                     metric=key.removesuffix(",none"),
                     higher_is_better=higher,
-                    num_samples=_count(_inner(base, "n-samples", task).get("effective")),
+                    num_samples=_count(_inner(base.document, "n-samples", task).get("effective")),
                     base=sides[0],
                     candidate=sides[1],
-                    recovery_pct=_recovery(*sides, higher=higher),
+                    recovery_pct=_recovery(sides[0], sides[1], pairs) if higher else UNKNOWN,
                 )
             )
     if not found:
@@ -215,17 +254,36 @@ def read_scores(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[
     return tuple(found)
 
 
-def _recovery(base: TaskSide, candidate: TaskSide, *, higher: bool) -> Estimate:
-    """Candidate's score in percent of the base's, with the interval that both standard errors leave (delta method).
+def _pairs(
+    base: Mapping[int, float], candidate: Mapping[int, float], sides: Sequence[TaskSide]
+) -> tuple[tuple[float, float], ...]:
+    """Scores of each question from both, where their means are the scores; none where a metric is no mean."""
+    pairs = tuple((base[question], candidate[question]) for question in base.keys() & candidate.keys())
+    if len(pairs) < 2 or len(pairs) != max(len(base), len(candidate)):
+        return ()
+    means = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    is_mean = all(math.isclose(mean, side.score, rel_tol=1e-6) for mean, side in zip(means, sides, strict=True))
+    return pairs if is_mean else ()
 
-    The harness gives no covariance; both answer the same questions, so that the interval is wider than need be.
+
+def _recovery(base: TaskSide, candidate: TaskSide, pairs: Sequence[tuple[float, float]]) -> Estimate:
+    """Candidate's score in percent of the base's, with a 95% interval (linearization of the ratio).
+
+    Question by question where their scores are known, as both answer the same ones; else from the two standard errors
+    as if they were independent.
     """
-    if not higher or base.score <= 0.0:
-        return Estimate(value=math.nan, low=math.nan, high=math.nan, num_samples=0)
+    if base.score <= 0.0:
+        return UNKNOWN
     ratio = candidate.score / base.score
-    error = math.hypot(candidate.stderr, ratio * base.stderr) / base.score
-    low, high = max(ratio - NORMAL * error, 0.0), ratio + NORMAL * error
-    return Estimate(value=100.0 * ratio, low=100.0 * low, high=100.0 * high, num_samples=0)
+    if pairs:
+        num = len(pairs)
+        residuals = math.fsum((theirs - ratio * mine) ** 2 for mine, theirs in pairs)
+        error = math.sqrt(num / (num - 1.0) * residuals) / (num * base.score)
+        reach = student_quantile(CONFIDENCE, num - 1.0) * error
+    else:
+        reach = NORMAL * math.hypot(candidate.stderr, ratio * base.stderr) / base.score
+    ends = max(ratio - reach, 0.0), ratio + reach
+    return Estimate(value=100.0 * ratio, low=100.0 * ends[0], high=100.0 * ends[1], num_samples=len(pairs))
 
 
 def _results(document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

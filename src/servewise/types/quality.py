@@ -146,7 +146,9 @@ class TaskScore:
         Questions asked; -1 when the harness does not say.
     base, candidate : TaskSide
     recovery_pct : Estimate [%]
-        Candidate's score in percent of the base's, where more is better and the base scored at all; else NaN.
+        Candidate's score in percent of the base's, where more is better and the base scored at all; else NaN. Its
+        number of samples is that of the questions that were paired: 0 where the interval treats both scores as
+        independent, which makes it wider.
     """
 
     task: str
