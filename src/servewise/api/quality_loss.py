@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from servewise.errors import InputError, MeasurementError
 from servewise.measure.discover import discover
@@ -15,6 +16,7 @@ from servewise.net.address import api_key
 from servewise.net.plain import PlainClient
 from servewise.quality.comparison import compare_quality
 from servewise.quality.prompts import read_prompts
+from servewise.quality.recording import RecordedClient, RecordingClient
 from servewise.quality.servers import MAX_ANSWER_BYTES
 from servewise.quality.tasks import TaskRun, find_harness, run_tasks
 from servewise.quality.way import Asked, Side
@@ -23,6 +25,8 @@ from servewise.store import check_run_parent, digest, new_run_dir, write_text_at
 from servewise.types import Api, QualityComparison
 
 __all__ = ["QualityResult", "quality"]
+
+Client = TypeVar("Client", bound=PlainClient)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,7 @@ class QualityResult:
 
 
 def quality(
-    base: Target,
+    base: Target | Path,
     candidate: Target,
     prompts_path: Path,
     asked: Asked,
@@ -42,6 +46,7 @@ def quality(
     num_prompts: int | None = None,
     timeout_s: float = 600.0,
     tasks: TaskRun | None = None,
+    record: Path | None = None,
     out_dir: Path | None = None,
     progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None,
 ) -> QualityResult:
@@ -49,7 +54,9 @@ def quality(
 
     Parameters
     ----------
-    base, candidate : Target
+    base : Target or Path
+        A recording stands for the server it was made of.
+    candidate : Target
     prompts_path : Path
         See :func:`servewise.quality.prompts.read_prompts`.
     asked : Asked
@@ -59,6 +66,8 @@ def quality(
         Of one request.
     tasks : TaskRun, optional
         Standard tasks to run afterwards.
+    record : Path, optional
+        New file for a recording of the base.
     out_dir : Path, optional
         Where to make a new run folder; nothing is written without it.
     progress : callable, optional
@@ -75,36 +84,57 @@ def quality(
     hashes = {"prompts_file": prompts_path.name, "prompts_digest": digest(prompts_path)}
     if out_dir is not None:
         check_run_parent(out_dir)
+    if record is not None and isinstance(base, Path):
+        raise InputError("the base is a recording already; --record makes one of a server")
+    if record is not None and record.exists():
+        raise InputError(f"{record} exists already and is not overwritten; choose another name")
     if tasks is not None:
+        if isinstance(base, Path):
+            raise InputError("standard tasks ask both servers; a recording of the base does not know what they ask")
         find_harness()
     with ExitStack() as stack:
-        sides = []
-        for name, target in (("base", base), ("candidate", candidate)):
-            client = stack.enter_context(
-                PlainClient(
-                    target.base_url,
-                    api_key=api_key(target.key_env),
-                    timeout_s=timeout_s,
-                    max_bytes=MAX_ANSWER_BYTES,
-                )
-            )
-            api: Api | None = "openai-completions" if asked.raw else target.api
-            try:
-                endpoint = discover(client, target.base_url, model=target.model, api=api, stream=False).endpoint
-            except InputError as error:
-                raise InputError(f"{error} (of the {name}: --{name}-model, --{name}-key-env)") from error
-            sides.append(Side(endpoint=replace(endpoint, temperature=0.0), client=client))
+        if isinstance(base, Path):
+            recorded = RecordedClient(base)
+            first: PlainClient = recorded
+            first_target = Target(url=recorded.base_url, model=recorded.model)
+        else:
+            first = stack.enter_context(_client(RecordingClient if record else PlainClient, base, timeout_s))
+            first_target = base
+        second = stack.enter_context(_client(PlainClient, candidate, timeout_s))
         found = compare_quality(
-            sides[0], sides[1], prompts, asked, progress=lambda done, total: progress("prompts", done, total)
+            _side("base", first, first_target, raw=asked.raw),
+            _side("candidate", second, candidate, raw=asked.raw),
+            prompts,
+            asked,
+            progress=lambda done, total: progress("prompts", done, total),
         )
+        if record is not None and isinstance(first, RecordingClient) and not found.interrupted:
+            first.write(record, found.base)
     found = replace(found, settings={**found.settings, **hashes})
-    if tasks is not None and not found.interrupted:
+    if isinstance(base, Path):
+        found = replace(found, notes=(f"the base is the recording {base.name}", *found.notes))
+    elif tasks is not None and not found.interrupted:
         found = _with_tasks(found, (api_key(base.key_env), api_key(candidate.key_env)), tasks, progress)
     run_dir = None
     if out_dir is not None:
         run_dir = new_run_dir(out_dir, f"{found.candidate.model}-quality")
         write_text_atomic(run_dir / "quality.json", json.dumps(quality_json(found), indent=1) + "\n")
     return QualityResult(comparison=found, run_dir=run_dir)
+
+
+def _client(kind: type[Client], target: Target, timeout_s: float) -> Client:
+    key = api_key(target.key_env)
+    return kind(target.base_url, api_key=key, timeout_s=timeout_s, max_bytes=MAX_ANSWER_BYTES)
+
+
+def _side(name: str, client: PlainClient, target: Target, *, raw: bool) -> Side:
+    """Recognise a server."""
+    api: Api | None = "openai-completions" if raw else target.api
+    try:
+        endpoint = discover(client, target.base_url, model=target.model, api=api, stream=False).endpoint
+    except InputError as error:
+        raise InputError(f"{error} (of the {name}: --{name}-model, --{name}-key-env)") from error
+    return Side(endpoint=replace(endpoint, temperature=0.0), client=client)
 
 
 def _with_tasks(

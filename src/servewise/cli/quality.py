@@ -54,6 +54,11 @@ __all__ = ["quality"]
 )
 @click.option("--tasks-limit", type=click.IntRange(min=1), help="Questions of each task at most.")
 @click.option("--tasks-tokenizer", metavar="NAME", help="Tokenizer for tasks that score given answers, with --raw.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="New file for all that the base says: given as BASE_URL later, it stands for the base.",
+)
 @click.option("--base-model", metavar="NAME", help="The base, when its server has several models.")
 @click.option("--candidate-model", metavar="NAME", help="The candidate, when its server has several models.")
 @click.option("--base-key-env", metavar="VARIABLE", help="Environment variable that holds the base's key.")
@@ -82,8 +87,10 @@ def quality(ctx: click.Context, /, base_url: str, candidate_url: str, **asked: A
     """Compare a quantized or smaller model with its base on your own prompts.
 
     Both servers answer each prompt greedily, the base twice: what it differs from itself is the noise. Where the
-    engines give log probabilities, the next token is compared at each position of the base's answer. The exit code is 3
-    when --min-agreement is missed, 4 when the figures cannot be trusted or are too few to tell.
+    engines give log probabilities, the next token is compared at each position of the base's answer. BASE_URL may be a
+    file of --record, when only one of the two can be up at a time.
+
+    The exit code is 3 when --min-agreement is missed, 4 when the figures cannot be trusted or are too few to tell.
     """
     from servewise import api
     from servewise.cli.app import EXIT_DONE, EXIT_INFEASIBLE, EXIT_INTERRUPTED, EXIT_MEASUREMENT
@@ -91,11 +98,17 @@ def quality(ctx: click.Context, /, base_url: str, candidate_url: str, **asked: A
     from servewise.cli.terminal import diagnose, progress, show, show_json
     from servewise.report import quality_json, quality_terminal
 
-    base = api.Target(url=base_url, model=asked["base_model"], key_env=asked["base_key_env"])
+    recording = Path(base_url)
+    base = (
+        recording
+        if recording.is_file()
+        else api.Target(url=base_url, model=asked["base_model"], key_env=asked["base_key_env"])
+    )
     candidate = api.Target(url=candidate_url, model=asked["candidate_model"], key_env=asked["candidate_key_env"])
     tasks = _tasks(asked)
     for target in (base, candidate):
-        confirm(target, yes=asked["yes"])
+        if isinstance(target, api.Target):
+            confirm(target, yes=asked["yes"])
     with progress() as report_progress:
         result = api.quality(
             base,
@@ -114,6 +127,7 @@ def quality(ctx: click.Context, /, base_url: str, candidate_url: str, **asked: A
             num_prompts=asked["num_prompts"],
             timeout_s=asked["timeout"],
             tasks=tasks,
+            record=asked["record"],
             out_dir=asked["out"],
             progress=report_progress,
         )
