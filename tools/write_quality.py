@@ -28,7 +28,7 @@ results: the score of the quantized model as a share of the score of the same mo
 it). The table gives the median, in brackets the 10th and 90th percentile, and how many results of how many models it
 rests on. 100 is the ceiling. The percentiles include the noise of the benchmarks, which is a point or two for one
 model and one benchmark. Few results mean a range that may move. About half of all results are of knowledge, so *all
-kinds* says most about that.
+kinds* says most about that. What a checkpoint loses on your own prompts can be [measured](measuring-quality.md).
 
 ## Kinds of task
 

@@ -33,6 +33,7 @@ def serve(pages: Mapping[str, Page]) -> Iterator[Script]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # head and body in one packet: two wait for each other (Nagle)
 
         def do_GET(self) -> None:
             self._reply("GET", {})

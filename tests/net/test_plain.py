@@ -6,7 +6,6 @@ import pytest
 from tests.measure.server import serve
 
 from servewise.errors import InputError, MeasurementError
-from servewise.net import plain
 from servewise.net.address import api_key, base_url, path_of
 from servewise.net.plain import PlainClient
 from servewise.net.server import is_local, parse_server
@@ -80,9 +79,12 @@ def test_the_key_goes_to_the_server_and_no_further() -> None:
         assert other.asked == []
 
 
-def test_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "MAX_BYTES", 1000)
-    with serve({"/big": "x" * 2000}) as script, PlainClient(script.url) as asked, pytest.raises(MeasurementError):
+def test_answers_are_bounded() -> None:
+    with (
+        serve({"/big": "x" * 2000}) as script,
+        PlainClient(script.url, max_bytes=1000) as asked,
+        pytest.raises(MeasurementError, match="sent more than"),
+    ):
         asked.get("/big")
 
 

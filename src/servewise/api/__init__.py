@@ -24,20 +24,26 @@ if TYPE_CHECKING:
         simulate,
         traffic_statistics,
     )
+    from servewise.api.quality_loss import QualityResult, quality
     from servewise.api.starting import Answers, check_gpu, check_model, effort_permits, start_service, uses
     from servewise.config import load_service, named_deployment
     from servewise.measure.files import compare_runs, export_run, import_runs
     from servewise.measure.job import MeasureResult, SweepResult, Target, find_max, measure, measure_loads
     from servewise.measure.spec import LoadSpec
+    from servewise.quality.tasks import TaskRun
+    from servewise.quality.way import Asked
 
 __all__ = [
     "Answers",
+    "Asked",
     "DeployResult",
     "LoadSpec",
     "MeasureResult",
     "PlanResult",
+    "QualityResult",
     "SweepResult",
     "Target",
+    "TaskRun",
     "VerifyResult",
     "calibrate",
     "calibration_document",
@@ -60,6 +66,7 @@ __all__ = [
     "named_deployment",
     "plan",
     "planned_deployment",
+    "quality",
     "replay",
     "resolve",
     "simulate",
@@ -102,6 +109,10 @@ _MODULES = {
         "start_service",
         "uses",
     ),
+    "servewise.api.quality_loss": (
+        "QualityResult",
+        "quality",
+    ),
     "servewise.config": (
         "load_service",
         "named_deployment",
@@ -120,6 +131,8 @@ _MODULES = {
         "measure_loads",
     ),
     "servewise.measure.spec": ("LoadSpec",),
+    "servewise.quality.tasks": ("TaskRun",),
+    "servewise.quality.way": ("Asked",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "init": ("servewise.cli.init", "init"),
     "measure": ("servewise.cli.measure", "measure"),
     "plan": ("servewise.cli.plan", "plan"),
+    "quality": ("servewise.cli.quality", "quality"),
     "runs": ("servewise.cli.runs", "runs"),
     "verify": ("servewise.cli.verify", "verify"),
     "traffic": ("servewise.cli.traffic", "traffic"),

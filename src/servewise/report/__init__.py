@@ -7,6 +7,7 @@ from servewise.report.difference import difference_json, difference_terminal, im
 from servewise.report.escape import visible
 from servewise.report.measurement import measurement_terminal, sweep_document, sweep_terminal
 from servewise.report.page import plan_html
+from servewise.report.quality import quality_json, quality_terminal
 from servewise.report.terminal import plan_terminal
 from servewise.report.verification import verification_json, verification_terminal
 from servewise.report.view import PlanReport
@@ -25,6 +26,8 @@ __all__ = [
     "measurement_terminal",
     "plan_html",
     "plan_terminal",
+    "quality_json",
+    "quality_terminal",
     "shortfall",
     "sweep_document",
     "sweep_terminal",

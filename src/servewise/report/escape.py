@@ -8,7 +8,7 @@ import math
 import unicodedata
 from typing import Any
 
-__all__ = ["html_text", "json_in_html", "visible"]
+__all__ = ["finite", "html_text", "json_in_html", "visible"]
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -39,20 +39,20 @@ def html_text(text: object, *, keep: str = "") -> str:
     return html.escape(visible(str(text), keep=keep), quote=True)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same with null for numbers that JSON does not know; a figure leaves them out."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
 def json_in_html(value: Any) -> str:
     r"""JSON for a script element: ``<``, ``>``, ``&`` and line separators are ``\u`` escapes, NaN and infinity null."""
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from servewise.report.blocks import facts, heading, line
+from servewise.report.escape import finite
 from servewise.types import Compared, Estimate, Interval, LimitCheck, Verification
 from servewise.units import format_duration
 
@@ -120,14 +121,4 @@ def _table(first: str) -> Table:
 
 def verification_json(found: Verification) -> dict[str, Any]:
     """The same as a JSON document; times [s], null where a figure is not known or unbounded."""
-    return {"schema": VERIFICATION_SCHEMA, **_finite(asdict(found))}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    return {"schema": VERIFICATION_SCHEMA, **finite(asdict(found))}

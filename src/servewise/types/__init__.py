@@ -97,6 +97,16 @@ from servewise.types.plan import (
 )
 from servewise.types.promise import Estimate, Metric, PercentileLimit, Promise, Summary
 from servewise.types.provenance import Kind, Provenance
+from servewise.types.quality import (
+    AnswerPair,
+    AnswerTexts,
+    PromptComparison,
+    QualityComparison,
+    QualityFigure,
+    QualityVerdict,
+    TaskScore,
+    TaskSide,
+)
 from servewise.types.speculation import Speculation, SpeculationMethod, chain_acceptance
 from servewise.types.sweep import Edge, Sweep, SweepPoint
 from servewise.types.verification import Compared, LimitCheck, Standing, Verification, VerifyVerdict
@@ -126,6 +136,8 @@ __all__ = [
     "AdviceSentence",
     "AdviceTopic",
     "Alternative",
+    "AnswerPair",
+    "AnswerTexts",
     "Api",
     "Assurance",
     "AttentionKind",
@@ -208,8 +220,12 @@ __all__ = [
     "PrefixBlocks",
     "PriceKind",
     "Promise",
+    "PromptComparison",
     "Prompts",
     "Provenance",
+    "QualityComparison",
+    "QualityFigure",
+    "QualityVerdict",
     "Replanned",
     "RequestDetails",
     "RequestLog",
@@ -232,6 +248,8 @@ __all__ = [
     "Sweep",
     "SweepPoint",
     "TaskKind",
+    "TaskScore",
+    "TaskSide",
     "TgiParams",
     "Timeline",
     "Tool",
