@@ -23,7 +23,7 @@ SECONDS = {" ms": 1e-3, " s": 1.0, " min": 60.0, " h": 3600.0}
 NOT_FIGURES = ("N+1", "p99.9", "p99", "p95", "p90", "p50", "bf16 score", "E2E")
 SHARES = ("attainment", "kept_frac", "value")
 """Fields that hold a share of 1 and are said in percent."""
-PERCENTS = ("quality_recovery_pct",)
+PERCENTS = ("quality_recovery_pct", "expected_pct")
 
 
 def disagreeing_numbers(document: Mapping[str, Any]) -> list[str]:
@@ -70,7 +70,7 @@ def _is_borne(
     if unit == "%":
         shares = [100 * found for key, found in known if key.rsplit(".", 1)[-1] in SHARES]
         shares += [100 * (1 - (1 - found) / 10) for key, found in known if key == "promise.attainment"]
-        percents = [found for key, found in known if key in PERCENTS]
+        percents = [found for key, found in known if key.endswith(PERCENTS)]
         return any(near(found) for found in (*shares, *percents, *_changes(parts)))
     sizes = [found for key, found in known if key.endswith("num_replicas")]
     spans = [found for key, found in known if key.endswith("parallel_size")]

@@ -155,7 +155,7 @@ def test_alternatives_cover_every_choice_and_none_undercuts_the_winner(search: S
     for fleets in by_choice.values():
         known = [fleet.usd_per_mtok_output_at_load for fleet in fleets.values() if fleet is not None]
         assert all(cost >= best for cost in known)
-    for restriction in ("gpu", "engine", "weights"):
+    for restriction in ("gpu", "engine", "precision"):
         assert any(f is not None and f.candidate == found.winner for f in by_choice[restriction].values())
     low = by_choice["effort"]["low"]
     assert low is None or low.num_replicas == 1

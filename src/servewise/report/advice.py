@@ -10,7 +10,7 @@ from typing import Literal
 
 from servewise.report import sureness, words
 from servewise.report.advice_changes import changes, hosted, nines
-from servewise.report.advice_parts import Said, Side, percent, sentence, traded
+from servewise.report.advice_parts import Said, Side, percent, scores, sentence, traded
 from servewise.types import EFFORTS, AdviceSentence, Plan, Promise
 from servewise.units import HOURS_PER_MONTH, format_duration, format_usd
 
@@ -24,7 +24,7 @@ def advice(plan: Plan, promise: Promise) -> tuple[AdviceSentence, ...]:
     """The recommendation of a plan; empty when nothing keeps the promise."""
     if plan.winner is None:
         return ()
-    said = Said(plan=plan, promise=promise, what_if=plan.what_if)
+    said = Said(plan=plan, promise=promise, what_if=plan.what_if, several_models=words.several_models(plan))
     winner = said.of(plan.winner)
     return (
         *_chosen(said, winner),
@@ -48,7 +48,7 @@ def _chosen(said: Said, winner: Side) -> Iterator[AdviceSentence]:
         parts.append(f"{100 * winner.attainment:.2f}% of requests within the limits")
     parts.append(words.latency_words(summary, said.promise))
     if winner.quality_pct is not None:
-        parts.append(f"{winner.quality_pct:.1f}% of the bf16 score expected")
+        parts.append(f"{winner.quality_pct[0]:.1f}% of the bf16 score expected")
     parts.append(f"{winner.effort.level} effort")
     yield sentence("chosen", f"Take {winner.words}: {', '.join(parts)}.", winner)
 
@@ -58,22 +58,39 @@ def _against(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     others = [said.of(index) for index in said.plan.alternatives]
     other = next((side for side in others if side.decision != winner.decision), None)
     if other is not None:
-        text = f"Nothing that keeps the promise is cheaper. The next is {other.words}: {traded(other, winner)}."
+        text = f"Nothing that keeps the promise is cheaper. The next is {other.words}: {traded(said, other, winner)}."
         yield sentence("cheapest", text, other, winner)
     fastest = said.of(said.plan.frontier[-1])
     if fastest.candidate.index == winner.candidate.index:
         yield sentence("fastest", f"It is also the fastest: E2E {format_duration(winner.latency_s)}.", winner)
     else:
-        yield sentence("fastest", f"The fastest is {fastest.words}: {traded(fastest, winner)}.", fastest, winner)
-    found = [side for _, side, _ in said.alternatives("weights") if side is not None and side.quality_pct is not None]
-    best = max(found, key=lambda side: (side.quality_pct or 0.0, -side.usd_per_mtok), default=None)
-    if best is not None and (best.quality_pct or 0.0) > (winner.quality_pct or 0.0):
-        text = f"The least loss of quality has {best.words}: {traded(best, winner)}."
+        yield sentence("fastest", f"The fastest is {fastest.words}: {traded(said, fastest, winner)}.", fastest, winner)
+    yield from _best_quality(said, winner)
+    yield from _simplest(said, winner)
+
+
+def _best_quality(said: Said, winner: Side) -> Iterator[AdviceSentence]:
+    """The precision that keeps most of the score, and the model that scores best where models compete."""
+    model = winner.candidate.deployment.model.name
+    found = [side for _, side, _ in said.alternatives("precision") if side is not None]
+    own = [side for side in found if side.candidate.deployment.model.name == model and side.quality_pct is not None]
+    best = max(own, key=lambda side: (side.quality_pct or (0.0, 0.0), -side.usd_per_mtok), default=None)
+    if best is not None and (best.quality_pct or (0.0, 0.0)) > (winner.quality_pct or (0.0, 0.0)):
+        text = f"The least loss of quality has {best.words}: {traded(said, best, winner)}."
         yield sentence("quality", text, best, winner)
     elif winner.quality_pct is not None:
-        text = f"No precision that keeps the promise is expected to keep more of the score: {winner.quality_pct:.1f}%."
-        yield sentence("quality", text, winner)
-    yield from _simplest(said, winner)
+        kept = f"{winner.quality_pct[0]:.1f}%"
+        yield sentence(
+            "quality", f"No precision is expected to keep more of the score than the chosen: {kept}.", winner
+        )
+    better = []
+    for _, side, _ in said.alternatives("model"):
+        compared = [] if side is None else scores(side, winner)
+        if side is not None and compared:
+            better.append((sum(mine - base for _, mine, base in compared) / len(compared), side))
+    gain, side = max(better, key=lambda pair: pair[0], default=(0.0, winner))
+    if gain > 0.0:
+        yield sentence("quality", f"The best model is {side.words}: {traded(said, side, winner)}.", side, winner)
 
 
 def _simplest(said: Said, winner: Side) -> Iterator[AdviceSentence]:
@@ -86,7 +103,7 @@ def _simplest(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     found = [side for _, side, _ in asked if side is not None]
     simplest = min([winner, *found], key=demands)
     if demands(simplest)[:2] < demands(winner)[:2]:
-        text = f"The simplest to run is {simplest.words} ({simplest.effort.level} effort): {traded(simplest, winner)}."
+        text = f"The simplest to run is {simplest.words} ({simplest.effort.level} effort): {traded(said, simplest, winner)}."
         yield sentence("simplest", text, simplest, winner)
     else:
         yield sentence(

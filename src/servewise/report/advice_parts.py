@@ -22,10 +22,12 @@ from servewise.types import (
 )
 from servewise.units import format_duration, format_usd
 
-__all__ = ["Said", "Side", "percent", "sentence", "traded"]
+__all__ = ["Said", "Side", "percent", "scores", "sentence", "traded"]
 
 LEAST_CHANGE_PCT = 1.0
 """Smaller differences are not worth a word."""
+NUM_SCORES = 3
+"""Benchmarks that two models are compared on in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,7 @@ class Side:
     """A fleet that keeps a promise, with the figures it is compared by.
 
     ``about`` are JSON pointers to the parts of ``plan.json`` that they come from. Costs are per million output tokens
-    at load, ``latency_s`` is E2E at the promised attainment, ``quality_pct`` the typical share of the bf16 score.
+    at load, ``latency_s`` is E2E at the promised attainment; ``with_model``: its words name the model.
     """
 
     candidate: Candidate
@@ -44,22 +46,24 @@ class Side:
     tpot_p99_s: float | None
     latency_s: float
     about: tuple[str, ...]
+    with_model: bool
 
     @property
     def words(self) -> str:
         """The fleet, e.g. ``4 x H100-SXM-80GB: 2 x TP2 trt-llm fp8/fp8``."""
         deployment = self.candidate.deployment
+        model = f"{words.model_name(self.candidate)} on " if self.with_model else ""
         return (
-            f"{deployment.num_gpus} x {words.gpu_words(deployment)}: {deployment.num_replicas} x "
+            f"{model}{deployment.num_gpus} x {words.gpu_words(deployment)}: {deployment.num_replicas} x "
             f"{words.shape_words(deployment)} {words.engine_words(self.candidate)} "
             f"{deployment.precision.weights}/{deployment.precision.kv}"
         )
 
     @property
-    def quality_pct(self) -> float | None:
-        """Typical share of the bf16 score that the precision keeps [%]."""
+    def quality_pct(self) -> tuple[float, float] | None:
+        """Typical share of the bf16 score that the precision keeps, and its low end [%]."""
         recovery = self.candidate.quality_recovery_pct
-        return None if recovery is None else recovery[1]
+        return None if recovery is None else (recovery[1], recovery[0])
 
     @property
     def effort(self) -> EffortReport:
@@ -81,6 +85,7 @@ class Said:
     plan: Plan
     promise: Promise
     what_if: WhatIf | None
+    several_models: bool
 
     def of(self, index: int) -> Side:
         """A candidate of the ranking."""
@@ -98,6 +103,7 @@ class Said:
             tpot_p99_s=p99.get("tpot"),
             latency_s=candidate.latency_s,
             about=(f"/candidates/{index}",),
+            with_model=self.several_models,
         )
 
     def replanned(self, fleet: Replanned, pointer: str) -> Side:
@@ -113,6 +119,7 @@ class Said:
             tpot_p99_s=fleet.tpot_p99_s,
             latency_s=fleet.latency_s,
             about=(pointer, f"/candidates/{fleet.candidate}"),
+            with_model=self.several_models,
         )
 
     def alternatives(self, restriction: Restriction) -> list[tuple[Alternative, Side | None, str]]:
@@ -149,27 +156,43 @@ def percent(value: float, base: float) -> str:
     return "the same" if text in ("+0%", "-0%") else text
 
 
-def traded(side: Side, winner: Side) -> str:
+def scores(side: Side, winner: Side) -> list[tuple[str, float, float]]:
+    """Benchmarks that one evaluation has of both, with the score that each is expected to reach [%]."""
+    theirs = {(s.benchmark, s.report): s.expected_pct for s in winner.candidate.expected_scores}
+    found = []
+    for score in side.candidate.expected_scores:
+        mine, other = score.expected_pct, theirs.get((score.benchmark, score.report))
+        if mine is not None and other is not None:
+            found.append((score.benchmark, mine[1], other[1]))
+    return found
+
+
+def traded(said: Said, side: Side, winner: Side) -> str:
     """What a fleet costs, gains and gives up against the winner, e.g. ``$4.408 per Mtok output (+39%); gains ...``."""
     gains: list[str] = []
     losses: list[str] = []
     for name, mine, base in (
         ("TTFT p99", side.ttft_p99_s, winner.ttft_p99_s),
         ("TPOT p99", side.tpot_p99_s, winner.tpot_p99_s),
-        ("E2E", side.latency_s, winner.latency_s),
+        (f"E2E p{100 * said.promise.attainment:g}", side.latency_s, winner.latency_s),
     ):
         if mine is not None and base is not None and _changed(mine, base):
             (gains if mine < base else losses).append(f"{name} {format_duration(mine)} ({percent(mine, base)})")
-    if side.quality_pct is not None and winner.quality_pct is not None:
-        better = side.quality_pct - winner.quality_pct
-        if f"{side.quality_pct:.1f}" != f"{winner.quality_pct:.1f}":
-            words_of = f"{side.quality_pct:.1f}% of the bf16 score instead of {winner.quality_pct:.1f}%"
-            (gains if better > 0 else losses).append(words_of)
+    if side.candidate.deployment.model.name != winner.candidate.deployment.model.name:
+        for benchmark, mine, base in scores(side, winner)[:NUM_SCORES]:
+            (gains if mine > base else losses).append(f"{benchmark} {mine:.1f} instead of {base:.1f}")
+    elif side.quality_pct is not None and winner.quality_pct is not None and side.quality_pct != winner.quality_pct:
+        kept, base_kept = side.quality_pct, winner.quality_pct
+        (gains if kept > base_kept else losses).append(f"{_kept(kept)} of the bf16 score, not {_kept(base_kept)}")
     if side.effort.level != winner.effort.level:
         easier = EFFORTS.index(side.effort.level) < EFFORTS.index(winner.effort.level)
         (gains if easier else losses).append(f"{side.effort.level} effort instead of {winner.effort.level}")
     cost = f"{format_usd(side.usd_per_mtok)} per Mtok output ({percent(side.usd_per_mtok, winner.usd_per_mtok)})"
     return "; ".join([cost, *_listed("gains", gains), *_listed("gives up", losses)])
+
+
+def _kept(quality_pct: tuple[float, float]) -> str:
+    return f"{quality_pct[0]:.1f}% ({quality_pct[1]:.1f}% at worst)"
 
 
 def _changed(value: float, base: float) -> bool:

@@ -9,6 +9,7 @@ from servewise.report.advice_parts import Said, Side
 from servewise.report.escape import html_text
 from servewise.report.figures import GOOD, LIMIT, PALETTE, Figure, axis, figure
 from servewise.report.view import PlanReport
+from servewise.report.words import several_models
 from servewise.types import Hosted, Variation
 from servewise.units import format_usd
 
@@ -24,7 +25,7 @@ def cost_figures(report: PlanReport) -> dict[str, Figure]:
     found = report.plan.what_if
     if found is None:
         return {}
-    said = Said(plan=report.plan, promise=report.promise, what_if=found)
+    said = Said(plan=report.plan, promise=report.promise, what_if=found, several_models=several_models(report.plan))
     return {f"{COST_FIGURE}{v.variable}": _cost_figure(said, v, found.hosted) for v in found.variations}
 
 

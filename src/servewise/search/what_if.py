@@ -179,7 +179,7 @@ def _chosen(deployment: Deployment) -> dict[Restriction, str]:
         "model": deployment.model.name,
         "gpu": " + ".join(dict.fromkeys(gpus)),
         "engine": deployment.engine,
-        "weights": deployment.precision.weights,
+        "precision": f"{deployment.precision.weights}/{deployment.precision.kv}",
     }
 
 

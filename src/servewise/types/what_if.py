@@ -19,7 +19,7 @@ __all__ = [
     "WhatIf",
 ]
 
-Restriction = Literal["model", "gpu", "engine", "weights", "effort"]
+Restriction = Literal["model", "gpu", "engine", "precision", "effort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,8 @@ class Replanned:
 class Alternative:
     """The cheapest fleet when one choice is made beforehand; None when none keeps the promise.
 
-    ``value`` is a name of a model, GPU, engine or weights, or the most effort allowed. ``num_fit`` counts the shapes
+    ``value`` is a name of a model, GPU or engine, a precision (``fp8/bf16``: weights and KV cache), or the most effort
+    allowed. ``num_fit`` counts the shapes
     of the choice that fit, so that None can be told from nothing to try.
     """
 
