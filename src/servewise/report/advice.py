@@ -103,7 +103,8 @@ def _simplest(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     found = [side for _, side, _ in asked if side is not None]
     simplest = min([winner, *found], key=demands)
     if demands(simplest)[:2] < demands(winner)[:2]:
-        text = f"The simplest to run is {simplest.words} ({simplest.effort.level} effort): {traded(said, simplest, winner)}."
+        what = f"{simplest.words} ({simplest.effort.level} effort)"
+        text = f"The simplest to run is {what}: {traded(said, simplest, winner)}."
         yield sentence("simplest", text, simplest, winner)
     else:
         yield sentence(
