@@ -10,6 +10,7 @@ no program needs a rule of its own. Nothing of servewise is imported: it is not 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -189,7 +190,8 @@ def main() -> None:
     parser.add_argument("--accessed", required=True, help="date")
     parser.add_argument("--version", help="of a program that does not tell")
     asked = parser.parse_args()
-    found = PROGRAMS[asked.program](asked.target)
+    with contextlib.redirect_stdout(sys.stderr):  # where engines log while they are imported
+        found = PROGRAMS[asked.program](asked.target)
     document: dict[str, Any] = {
         "command": asked.command.split(),
         "version": asked.version or found["version"],

@@ -100,7 +100,9 @@ def test_what_the_program_takes_is_accepted(line: str) -> None:
 
 
 def test_what_was_only_read_or_is_of_another_version_is_unverified() -> None:
-    assert verdicts("vllm serve m --max-num-seqs 3", "0.20.0") == {"--max-num-seqs": "unverified"}
+    (found,) = check_command(["vllm", "serve", "m", "--max-num-seqs", "3"], "0.20.0")
+    assert found.verdict == "unverified"
+    assert found.reason == "known to vllm serve 0.33.0, not tried with 0.20.0"
     assert verdicts("trtllm-serve m --tp_size 2", "1.2.1") == {"--tp_size": "unverified"}
     assert verdicts("haproxy -db -f haproxy.cfg", "3.2") == {"-db": "unverified", "-f": "unverified"}
     assert verdicts("vllm serve m", HF_HOME="x") == {"HF_HOME": "unverified"}
@@ -111,8 +113,8 @@ def test_options_of_the_engine_within_dynamo_are_looked_up_in_the_engine() -> No
     line = "python3 -m dynamo.vllm --endpoint dyn://a.b.c --max-num-seqs 3 --max-num-seks 4"
     found = {each.flag: each for each in check_command(shlex.split(line), "1.6.1")}
     assert found["--endpoint"].verdict == "accepted"
-    assert found["--max-num-seqs"].verdict == "unverified"
-    assert "not tried with 0.31.0" in found["--max-num-seqs"].reason
+    assert found["--max-num-seqs"].verdict == "accepted"
+    assert found["--max-num-seqs"].reason == "parser of vllm serve 0.31.0"
     assert found["--max-num-seks"].verdict == "rejected"
 
 

@@ -220,7 +220,13 @@ def _list_of(words: tuple[str, ...], version: str) -> OptionList | None:
     first = words[0].rsplit("/", 1)[-1] if words else ""
     words = ("python" if re.fullmatch(r"python[\d.]*", first) else first, *words[1:])
     known = [each for each in option_lists() if words[: len(each.command)] == each.command]
-    return max(known, key=lambda each: (len(each.command), each.version == version, each.version), default=None)
+    return max(
+        known, key=lambda each: (len(each.command), each.version == version, _numbers(each.version)), default=None
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _is_flag(word: str) -> bool:
