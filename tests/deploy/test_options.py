@@ -68,6 +68,7 @@ def test_the_launch_command_of_vllm_is_accepted_in_whole() -> None:
         ("vllm serve m --max-num-seqs --enforce-eager", "--max-num-seqs", "missing"),
         ("""vllm serve m --kv-transfer-config '{"role": 1}'""", "--kv-transfer-config", "keys role"),
         ("vllm serve m --kv-transfer-config {", "--kv-transfer-config", "no json"),
+        ("vllm serve m --kv-transfer-config 7", "--kv-transfer-config", "no JSON object"),
         ("vllm serve m more", "more", "belongs to no option"),
         ("vllm serve m --enforce-eager true", "true", "belongs to no option"),
         ("python -m sglang.launch_server --model-path m --kv-cache-dtype fp8", "--kv-cache-dtype", "none of"),

@@ -291,9 +291,16 @@ def _fault(option: Option, values: Sequence[str]) -> str:
             return f"{value!r} is none of {', '.join(option.choices)}"
         if not _reads(option, value):
             return f"{value!r} is no {option.value}"
-        if option.keys and (unknown := sorted(set(json.loads(value)) - set(option.keys))):
-            return f"its keys {', '.join(unknown)} are unknown"
+        if option.keys and (fault := _key_fault(option, json.loads(value))):
+            return fault
     return ""
+
+
+def _key_fault(option: Option, value: object) -> str:
+    if not isinstance(value, dict):
+        return f"{value!r} is no JSON object"
+    unknown = sorted(value.keys() - set(option.keys))
+    return f"its keys {', '.join(unknown)} are unknown" if unknown else ""
 
 
 def _reads(option: Option, value: str) -> bool:
