@@ -8,7 +8,7 @@ import pytest
 
 from servewise.deploy import command
 from servewise.deploy.options import check_command, check_settings, option_lists
-from servewise.engines import llamacpp, ollama
+from servewise.engines import llamacpp, ollama, sglang, vllm
 from servewise.types import Deployment
 from store.plans import deployment
 
@@ -41,10 +41,10 @@ def test_every_list_says_where_and_when_it_was_read() -> None:
         assert known.options or known.variables, known.title
 
 
-def test_the_lists_are_of_the_versions_that_are_planned() -> None:
-    recorded = {known.command: known.version for known in option_lists() if known.recorded == "parser"}
-    assert recorded["vllm", "serve"] == VLLM
-    assert recorded["python", "-m", "sglang.launch_server"] == "0.5.23"
+def test_there_are_lists_of_the_versions_that_are_planned() -> None:
+    recorded = {(known.command, known.version) for known in option_lists() if known.recorded == "parser"}
+    assert (("vllm", "serve"), vllm.default_version()) in recorded
+    assert (("python", "-m", "sglang.launch_server"), sglang.default_version()) in recorded
 
 
 def test_the_launch_command_of_vllm_is_accepted_in_whole() -> None:

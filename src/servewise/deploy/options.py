@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -132,8 +133,8 @@ def _read(document: Mapping[str, Any], name: str) -> OptionList:
         found = OptionList(**_tuples(document) | {"options": options})
     except (KeyError, TypeError) as error:
         raise CatalogError(f"{FOLDER}/{name}: {error}") from None
-    names = [each for option in options for each in (option.name, *option.also)]
-    if twice := sorted({each for each in names if names.count(each) > 1}):
+    names = Counter(each for option in options for each in (option.name, *option.also))
+    if twice := sorted(each for each, number in names.items() if number > 1):
         raise CatalogError(f"{FOLDER}/{name}: {', '.join(twice)} is there twice")
     return found
 
