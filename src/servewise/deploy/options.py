@@ -64,6 +64,8 @@ class OptionList:
     ----------
     command : tuple of str
         How the program is called.
+    holds_for : tuple of str
+        Other versions whose parser is known to be the same; ``source`` says how.
     recorded : str
         From the program's own ``parser``, or from ``documentation``.
     positionals : int
@@ -78,6 +80,7 @@ class OptionList:
 
     command: tuple[str, ...]
     version: str
+    holds_for: tuple[str, ...] = ()
     recorded: Literal["parser", "documentation"]
     source: str
     accessed: str
@@ -92,6 +95,10 @@ class OptionList:
     def title(self) -> str:
         """Program and version in words."""
         return f"{' '.join(self.command)} {self.version}"
+
+    def covers(self, version: str) -> bool:
+        """Whether it is the list of this version."""
+        return version == self.version or version in self.holds_for
 
     def named(self, name: str) -> Option | None:
         """The option with this name."""
@@ -221,9 +228,7 @@ def _list_of(words: tuple[str, ...], version: str) -> OptionList | None:
     first = words[0].rsplit("/", 1)[-1] if words else ""
     words = ("python" if re.fullmatch(r"python[\d.]*", first) else first, *words[1:])
     known = [each for each in option_lists() if words[: len(each.command)] == each.command]
-    return max(
-        known, key=lambda each: (len(each.command), each.version == version, _numbers(each.version)), default=None
-    )
+    return max(known, key=lambda each: (len(each.command), each.covers(version), _numbers(each.version)), default=None)
 
 
 def _numbers(version: str) -> list[int]:
@@ -276,9 +281,10 @@ def _judged(name: str, option: Option, values: Sequence[str], known: OptionList,
         return FlagVerdict(flag=name, verdict="rejected", reason=f"{fault} ({known.title})")
     if known.recorded == "documentation":
         return FlagVerdict(flag=name, verdict="unverified", reason=f"only read, in {known.source}")
-    if known.version != version:
+    if not known.covers(version):
         return FlagVerdict(flag=name, verdict="unverified", reason=f"known to {known.title}, not tried with {version}")
-    return FlagVerdict(flag=name, verdict="accepted", reason=f"{known.recorded} of {known.title}")
+    shared = "" if version == known.version else f", which {version} shares"
+    return FlagVerdict(flag=name, verdict="accepted", reason=f"{known.recorded} of {known.title}{shared}")
 
 
 def _fault(option: Option, values: Sequence[str]) -> str:
