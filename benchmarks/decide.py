@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import json
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from benchmarks.parsers import COMMANDS, asked, program_of
 from benchmarks.plan_numbers import disagreeing_numbers
 from servewise import api
 from servewise.deploy import TARGETS, Rendered
+from servewise.engines import ollama
 from servewise.errors import InputError
 from servewise.report import plan_terminal
 from servewise.types import Deployment
@@ -78,13 +80,17 @@ def decide(path: Path, folder: Path, found: Findings) -> None:
     found.disagreeing += [f"{path.stem}: {number}" for number in numbers]
     written = []
     for index, deployment in candidates(result):
-        for target in TARGETS:
+        for target, llama_server in itertools.product(TARGETS, (False, True)):
+            if llama_server and deployment.engine != "ollama":
+                continue
+            served = ollama.as_llama_server(deployment) if llama_server else deployment
             try:
-                rendered = api.deploy(result.run_dir / "plan.json", target, candidate=index).rendered
+                plan = result.run_dir / "plan.json"
+                rendered = api.deploy(plan, target, candidate=index, llama_server=llama_server).rendered
             except InputError:
                 continue  # the target cannot express it, and says so
-            written.append(f"{deployment.engine}{'/apart' if deployment.disaggregation else ''}/{target}")
-            look(f"{path.stem}, {deployment.engine}, {target}", rendered, deployment, found)
+            written.append(f"{served.engine}{'/apart' if served.disaggregation else ''}/{target}")
+            look(f"{path.stem}, {served.engine}, {target}", rendered, served, found)
     print(f"{path.stem}: planned in {took_s:.0f} s; {', '.join(written)}", flush=True)
 
 

@@ -10,6 +10,7 @@ no program needs a rule of its own. Nothing of servewise is imported: it is not 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -188,11 +189,14 @@ def main() -> None:
     parser.add_argument("--source", required=True, help="where the program came from")
     parser.add_argument("--accessed", required=True, help="date")
     parser.add_argument("--version", help="of a program that does not tell")
+    parser.add_argument("--holds-for", nargs="*", default=[], help="other versions; --source says why")
     asked = parser.parse_args()
-    found = PROGRAMS[asked.program](asked.target)
+    with contextlib.redirect_stdout(sys.stderr):  # where engines log while they are imported
+        found = PROGRAMS[asked.program](asked.target)
     document: dict[str, Any] = {
         "command": asked.command.split(),
         "version": asked.version or found["version"],
+        "holds_for": asked.holds_for,
         "recorded": "parser",
         "source": asked.source,
         "accessed": asked.accessed,

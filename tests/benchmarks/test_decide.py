@@ -71,7 +71,7 @@ def test_a_service_is_decided_without_a_fault(tmp_path: Path) -> None:
     assert found.manifests > 10
     assert found.verdicts["accepted"] > 20
     assert found.verdicts["rejected"] == 0
-    assert set(found.commands) == {"vllm"}
+    assert set(found.commands) == {"vllm", "llama-server"}
 
 
 def test_an_option_that_no_program_has_is_a_fault(result: api.PlanResult) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from servewise.deploy import command
 from servewise.deploy.options import check_command, check_settings, option_lists
-from servewise.engines import llamacpp, ollama
+from servewise.engines import llamacpp, ollama, sglang, vllm
 from servewise.types import Deployment
 from store.plans import deployment
 
@@ -41,10 +41,10 @@ def test_every_list_says_where_and_when_it_was_read() -> None:
         assert known.options or known.variables, known.title
 
 
-def test_the_lists_are_of_the_versions_that_are_planned() -> None:
-    recorded = {known.command: known.version for known in option_lists() if known.recorded == "parser"}
-    assert recorded["vllm", "serve"] == VLLM
-    assert recorded["python", "-m", "sglang.launch_server"] == "0.5.23"
+def test_there_are_lists_of_the_versions_that_are_planned() -> None:
+    recorded = {(known.command, known.version) for known in option_lists() if known.recorded == "parser"}
+    assert (("vllm", "serve"), vllm.default_version()) in recorded
+    assert (("python", "-m", "sglang.launch_server"), sglang.default_version()) in recorded
 
 
 def test_the_launch_command_of_vllm_is_accepted_in_whole() -> None:
@@ -68,6 +68,7 @@ def test_the_launch_command_of_vllm_is_accepted_in_whole() -> None:
         ("vllm serve m --max-num-seqs --enforce-eager", "--max-num-seqs", "missing"),
         ("""vllm serve m --kv-transfer-config '{"role": 1}'""", "--kv-transfer-config", "keys role"),
         ("vllm serve m --kv-transfer-config {", "--kv-transfer-config", "no json"),
+        ("vllm serve m --kv-transfer-config 7", "--kv-transfer-config", "no JSON object"),
         ("vllm serve m more", "more", "belongs to no option"),
         ("vllm serve m --enforce-eager true", "true", "belongs to no option"),
         ("python -m sglang.launch_server --model-path m --kv-cache-dtype fp8", "--kv-cache-dtype", "none of"),
@@ -100,7 +101,9 @@ def test_what_the_program_takes_is_accepted(line: str) -> None:
 
 
 def test_what_was_only_read_or_is_of_another_version_is_unverified() -> None:
-    assert verdicts("vllm serve m --max-num-seqs 3", "0.20.0") == {"--max-num-seqs": "unverified"}
+    (found,) = check_command(["vllm", "serve", "m", "--max-num-seqs", "3"], "0.20.0")
+    assert found.verdict == "unverified"
+    assert found.reason == "known to vllm serve 0.33.0, not tried with 0.20.0"
     assert verdicts("trtllm-serve m --tp_size 2", "1.2.1") == {"--tp_size": "unverified"}
     assert verdicts("haproxy -db -f haproxy.cfg", "3.2") == {"-db": "unverified", "-f": "unverified"}
     assert verdicts("vllm serve m", HF_HOME="x") == {"HF_HOME": "unverified"}
@@ -111,21 +114,23 @@ def test_options_of_the_engine_within_dynamo_are_looked_up_in_the_engine() -> No
     line = "python3 -m dynamo.vllm --endpoint dyn://a.b.c --max-num-seqs 3 --max-num-seks 4"
     found = {each.flag: each for each in check_command(shlex.split(line), "1.6.1")}
     assert found["--endpoint"].verdict == "accepted"
-    assert found["--max-num-seqs"].verdict == "unverified"
-    assert "not tried with 0.31.0" in found["--max-num-seqs"].reason
+    assert found["--max-num-seqs"].verdict == "accepted"
+    assert found["--max-num-seqs"].reason == "parser of vllm serve 0.31.0"
     assert found["--max-num-seks"].verdict == "rejected"
 
 
 def test_the_variables_of_ollama_and_the_options_of_its_server_are_known() -> None:
     planned: Deployment = deployment()
     params = ollama.default_params("0.33.0", planned.gpu, planned.model)
-    found = check_command(["ollama", "serve"], "0.33.0", ollama.environment(params))
-    assert {each.verdict for each in found} == {"unverified"}, found
+    found = {each.flag: each for each in check_command(["ollama", "serve"], "0.33.0", ollama.environment(params))}
+    assert found["OLLAMA_NUM_PARALLEL"].verdict == "unverified"
+    assert found["LLAMA_ARG_CACHE_RAM"].reason == "parser of llama-server b10434, which b10488 shares"
+    assert not any(each.verdict == "rejected" for each in found.values())
     settings = check_settings(("ollama", "Modelfile"), ollama.model_parameters(params), "0.33.0")
     assert {each.verdict for each in settings} == {"unverified"}
     server = llamacpp.default_params("b10488", planned.gpu, planned.model)
     options = check_command(["llama-server", *llamacpp.launch_args(server)], "b10488")
-    assert {each.verdict for each in options} == {"unverified"}, options
+    assert {each.verdict for each in options} == {"accepted"}, options
 
 
 def test_the_keys_of_a_file_are_looked_up_with_dots() -> None:

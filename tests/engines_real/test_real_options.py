@@ -51,6 +51,8 @@ def test_the_list_is_what_the_program_has_now(program: str) -> None:
     told = ["--command", " ".join(shipped["command"]), "--source", shipped["source"], "--accessed", shipped["accessed"]]
     if program == "llama-server":
         told = [str(engine_installs.llama_server()), "--version", shipped["version"], *told]
+    if shipped["holds_for"]:
+        told += ["--holds-for", *shipped["holds_for"]]
     python = engine_installs.find(program) / "bin" / "python"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

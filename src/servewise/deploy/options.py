@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -63,6 +64,8 @@ class OptionList:
     ----------
     command : tuple of str
         How the program is called.
+    holds_for : tuple of str
+        Other versions whose parser is known to be the same; ``source`` says how.
     recorded : str
         From the program's own ``parser``, or from ``documentation``.
     positionals : int
@@ -77,6 +80,7 @@ class OptionList:
 
     command: tuple[str, ...]
     version: str
+    holds_for: tuple[str, ...] = ()
     recorded: Literal["parser", "documentation"]
     source: str
     accessed: str
@@ -91,6 +95,10 @@ class OptionList:
     def title(self) -> str:
         """Program and version in words."""
         return f"{' '.join(self.command)} {self.version}"
+
+    def covers(self, version: str) -> bool:
+        """Whether it is the list of this version."""
+        return version == self.version or version in self.holds_for
 
     def named(self, name: str) -> Option | None:
         """The option with this name."""
@@ -132,8 +140,8 @@ def _read(document: Mapping[str, Any], name: str) -> OptionList:
         found = OptionList(**_tuples(document) | {"options": options})
     except (KeyError, TypeError) as error:
         raise CatalogError(f"{FOLDER}/{name}: {error}") from None
-    names = [each for option in options for each in (option.name, *option.also)]
-    if twice := sorted({each for each in names if names.count(each) > 1}):
+    names = Counter(each for option in options for each in (option.name, *option.also))
+    if twice := sorted(each for each, number in names.items() if number > 1):
         raise CatalogError(f"{FOLDER}/{name}: {', '.join(twice)} is there twice")
     return found
 
@@ -220,7 +228,11 @@ def _list_of(words: tuple[str, ...], version: str) -> OptionList | None:
     first = words[0].rsplit("/", 1)[-1] if words else ""
     words = ("python" if re.fullmatch(r"python[\d.]*", first) else first, *words[1:])
     known = [each for each in option_lists() if words[: len(each.command)] == each.command]
-    return max(known, key=lambda each: (len(each.command), each.version == version, each.version), default=None)
+    return max(known, key=lambda each: (len(each.command), each.covers(version), _numbers(each.version)), default=None)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _is_flag(word: str) -> bool:
@@ -269,9 +281,10 @@ def _judged(name: str, option: Option, values: Sequence[str], known: OptionList,
         return FlagVerdict(flag=name, verdict="rejected", reason=f"{fault} ({known.title})")
     if known.recorded == "documentation":
         return FlagVerdict(flag=name, verdict="unverified", reason=f"only read, in {known.source}")
-    if known.version != version:
+    if not known.covers(version):
         return FlagVerdict(flag=name, verdict="unverified", reason=f"known to {known.title}, not tried with {version}")
-    return FlagVerdict(flag=name, verdict="accepted", reason=f"{known.recorded} of {known.title}")
+    shared = "" if version == known.version else f", which {version} shares"
+    return FlagVerdict(flag=name, verdict="accepted", reason=f"{known.recorded} of {known.title}{shared}")
 
 
 def _fault(option: Option, values: Sequence[str]) -> str:
@@ -285,9 +298,16 @@ def _fault(option: Option, values: Sequence[str]) -> str:
             return f"{value!r} is none of {', '.join(option.choices)}"
         if not _reads(option, value):
             return f"{value!r} is no {option.value}"
-        if option.keys and (unknown := sorted(set(json.loads(value)) - set(option.keys))):
-            return f"its keys {', '.join(unknown)} are unknown"
+        if option.keys and (fault := _key_fault(option, json.loads(value))):
+            return fault
     return ""
+
+
+def _key_fault(option: Option, value: object) -> str:
+    if not isinstance(value, dict):
+        return f"{value!r} is no JSON object"
+    unknown = sorted(value.keys() - set(option.keys))
+    return f"its keys {', '.join(unknown)} are unknown" if unknown else ""
 
 
 def _reads(option: Option, value: str) -> bool:
