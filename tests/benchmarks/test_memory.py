@@ -171,7 +171,7 @@ def test_versions(text: str, engine: str, version: str) -> None:
     [
         ("RedHatAI/Qwen2.5-7B-Instruct-FP8-dynamic", "Qwen/Qwen2.5-7B-Instruct"),
         ("neuralmagic/Mistral-Small-24B-Instruct-2501-quantized.w8a8", "mistralai/Mistral-Small-24B-Instruct-2501"),
-        ("deepseek-ai/DeepSeek-R1 (4-bit AWQ/GPTQ)", "deepseek-ai/DeepSeek-V3"),
+        ("deepseek-ai/DeepSeek-R1 (4-bit AWQ/GPTQ)", "deepseek-ai/DeepSeek-R1"),
         ("casperhansen/llama-3-70b-instruct-awq", "meta-llama/Meta-Llama-3-70B-Instruct"),
         ("unsloth/Llama-3.3-70B-Instruct-bnb-4bit", "meta-llama/Llama-3.3-70B-Instruct"),
         ("Qwen3-30B-A3B-Q4_K_M", "Qwen/Qwen3-30B-A3B"),

@@ -12,7 +12,7 @@ from servewise.catalog import weights_only_stored
 from servewise.search.families import fleet_of
 from servewise.search.operating_point import decode_s, prefill_s
 from servewise.search.results import Result
-from servewise.types import Candidate, Explanation, Precision, PrecisionRow, PrecisionTable, Search
+from servewise.types import Candidate, Deployment, Explanation, Precision, PrecisionRow, PrecisionTable, Search
 
 __all__ = ["by_precision"]
 
@@ -43,8 +43,7 @@ def by_precision(
     places: dict[Precision, list[int]] = {}
     for place, result in enumerate(results):
         other = result.candidate.deployment
-        alike = replace(other, precision=deployment.precision, params=deployment.params, num_replicas=1)
-        if alike == replace(deployment, num_replicas=1):
+        if _replica(other) == _replica(deployment):
             places.setdefault(other.precision, []).append(place)
     chosen = [_best(results, found, winner) for found in places.values()]
 
@@ -61,6 +60,11 @@ def by_precision(
     return PrecisionTable(
         prompt_tokens=prompt_tokens, context_tokens=context_tokens, num_rows=num_rows, rows=tuple(rows)
     )
+
+
+def _replica(d: Deployment) -> tuple[object, ...]:
+    """What a deployment is but for precision, settings and number."""
+    return d.model.name, d.gpu.name, d.engine, d.engine_version, d.parallelism, d.disaggregation, d.speculation
 
 
 def _best(results: Sequence[Result], places: Sequence[int], winner: Result) -> int:
