@@ -25,10 +25,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import advice_numbers, plan_numbers
 from benchmarks.artefacts import documents, starts, verdicts
 from benchmarks.manifests import validate_manifest
 from benchmarks.parsers import COMMANDS, asked, program_of
-from benchmarks.plan_numbers import disagreeing_numbers
 from servewise import api
 from servewise.deploy import TARGETS, Rendered
 from servewise.engines import ollama
@@ -76,7 +76,11 @@ def decide(path: Path, folder: Path, found: Findings) -> None:
         return
     printed = io.StringIO()
     Console(file=printed, width=WIDTH, color_system=None).print(plan_terminal(result.report))
-    numbers = disagreeing_numbers(json.loads(result.json_text), printed.getvalue())
+    document = json.loads(result.json_text)
+    numbers = plan_numbers.disagreeing_numbers(document, printed.getvalue())
+    numbers += advice_numbers.disagreeing_numbers(document)
+    if not document["advice"]:
+        found.faults.append(f"{path.stem}: the plan recommends nothing")
     found.disagreeing += [f"{path.stem}: {number}" for number in numbers]
     written = []
     for index, deployment in candidates(result):
