@@ -213,3 +213,23 @@ def test_traffic_that_comes_at_once_has_no_other_load(make_search: Make) -> None
     assert [variation.variable for variation in found.what_if.variations] == ["deadline_s"]
     costs = [p.best.usd_per_mtok_output_at_load for p in found.what_if.variations[0].points if p.best is not None]
     assert costs
+
+
+def test_groups_of_prefill_and_decode_are_planned_again_too(make_search: Make) -> None:
+    source = traffic.TrafficSource(profile="azure-code-2023", num_requests=300, rate_rps=6.0)
+    search = make_search(
+        gpus=("H100-SXM-80GB",),
+        workload=traffic.load(source),
+        promise=Promise(ttft_s=2.0, tpot_s=0.02, attainment=0.9),
+        budget=Budget(max_gpus=3),
+        max_effort="high",
+    )
+    found = plan(search, threads=2, with_what_if=True)
+    assert found.what_if is not None
+    best = {a.value: a.best for a in found.what_if.alternatives if a.restriction == "effort"}
+    assert best.keys() == {"low", "medium"}
+    groups = {c.index for c in found.candidates if c.deployment.disaggregation is not None}
+    assert groups & set(found.ranking), "no group keeps the promise, so that nothing is tested"
+    for fleet in best.values():
+        assert fleet is not None
+        assert fleet.candidate not in groups

@@ -26,6 +26,7 @@ from servewise.types import Candidate, Deployment, Search, StepModel, StepTable
 __all__ = [
     "Family",
     "families",
+    "family_of",
     "fleet_of",
     "least_cost",
     "least_hopeless",
@@ -66,17 +67,21 @@ def families(search: Search, shapes: Sequence[Shape]) -> list[Family]:
     grouped: dict[tuple[object, ...], list[Shape]] = {}
     for shape in shapes:
         if not shape.reason:
-            d = shape.deployment
-            prefill = None if d.disaggregation is None else d.disaggregation.prefill
-            pool = None if prefill is None else (prefill.gpu.name, prefill.parallelism, prefill.num_instances)
-            instances = None if d.disaggregation is None else d.disaggregation.decode.num_instances
-            key = (
-                *(d.model.name, d.gpu.name, d.precision, d.parallelism, d.engine, d.engine_version),
-                *(pool, instances, d.speculation),
-            )
-            grouped.setdefault(key, []).append(shape)
+            grouped.setdefault(family_of(shape.deployment), []).append(shape)
     packs: dict[tuple[object, ...], Packed] = {}
     return [_prepare(search, members, packs) for members in grouped.values()]
+
+
+def family_of(deployment: Deployment) -> tuple[object, ...]:
+    """What shapes of a family have in common: all but their settings."""
+    d, group = deployment, deployment.disaggregation
+    prefill = None if group is None else group.prefill
+    pool = None if prefill is None else (prefill.gpu.name, prefill.parallelism, prefill.num_instances)
+    instances = None if group is None else group.decode.num_instances
+    return (
+        *(d.model.name, d.gpu.name, d.precision, d.parallelism, d.engine, d.engine_version),
+        *(pool, instances, d.speculation),
+    )
 
 
 def _prepare(search: Search, members: Sequence[Shape], packs: dict[tuple[object, ...], Packed]) -> Family:

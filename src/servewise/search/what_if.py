@@ -11,8 +11,9 @@ import numpy as np
 
 from servewise.effort import excess
 from servewise.search.context import mean_tokens
+from servewise.search.families import family_of
 from servewise.search.questions import Question, answer, loosest
-from servewise.search.results import Result, kind_of
+from servewise.search.results import Result
 from servewise.types import (
     EFFORTS,
     Alternative,
@@ -120,11 +121,7 @@ def _shortlist(results: Sequence[Result]) -> list[Result]:
     """Of the shapes that differ only in settings: those that keep the promise, the largest and the smallest."""
     families: dict[tuple[object, ...], list[Result]] = {}
     for result in sorted(results, key=lambda result: result.shape.index):
-        deployment = result.shape.deployment
-        group = deployment.disaggregation
-        pools = None if group is None else (group.prefill, group.decode)
-        key = (kind_of(deployment), deployment.parallelism, pools)
-        families.setdefault(key, []).append(result)
+        families.setdefault(family_of(result.shape.deployment), []).append(result)
     found = []
     for family in families.values():
         found += [r for r in family if r.candidate.status == "kept" or r in (family[0], family[-1])]
