@@ -220,8 +220,8 @@ def test_groups_of_prefill_and_decode_are_planned_again_too(make_search: Make) -
     search = make_search(
         gpus=("H100-SXM-80GB",),
         workload=traffic.load(source),
-        promise=Promise(ttft_s=2.0, tpot_s=0.02, attainment=0.9),
-        budget=Budget(max_gpus=3),
+        promise=Promise(ttft_s=3.0, tpot_s=0.05, attainment=0.9),
+        budget=Budget(max_gpus=4),
         max_effort="high",
     )
     found = plan(search, threads=2, with_what_if=True)
