@@ -20,7 +20,9 @@ NUMBER = re.compile(
 )
 SPREAD = re.compile(r"\b(?:TP|PP|DP|EP)(\d+)\b")
 SECONDS = {" ms": 1e-3, " s": 1.0, " min": 60.0, " h": 3600.0}
-NOT_FIGURES = ("N+1", "p99.9", "p99", "p95", "p90", "p50", "bf16 score", "E2E")
+NOT_FIGURES = ("N+1", "bf16 score")
+SUBJECTS = {"$": "usd", "TTFT": "ttft", "TPOT": "tpot", "E2E": "latency_s"}
+"""Words, and what the fields are called that they are about."""
 SHARES = ("attainment", "kept_frac", "value")
 """Fields that hold a share of 1 and are said in percent."""
 PERCENTS = ("quality_recovery_pct", "expected_pct")
@@ -31,7 +33,7 @@ def disagreeing_numbers(document: Mapping[str, Any]) -> list[str]:
     winner = f"/candidates/{document['winner']}"
     wrong = []
     for said in document["advice"]:
-        parts = [list(_leaves(_resolve(document, pointer))) for pointer in dict.fromkeys((*said["about"], winner))]
+        parts = [list(_leaves(_resolve(document, pointer))) for pointer in dict.fromkeys((winner, *said["about"]))]
         parts += [[("promise." + key, value) for key, value in _leaves(document["promise"])]]
         wrong += [
             f"{number!r} in {said['topic']}: {said['text']}" for number in _unborne(said["text"], document, parts)
@@ -45,20 +47,29 @@ def _unborne(text: str, document: Mapping[str, Any], parts: Sequence[Sequence[tu
     for match in SPREAD.finditer(text):
         if not any(key.endswith("parallel_size") and value == float(match[1]) for key, value in known):
             yield match[0]
-    for match in NUMBER.finditer(SPREAD.sub(" ", text)):
-        if not _is_borne(match, known, parts):
+    text = SPREAD.sub(" ", text)
+    for match in NUMBER.finditer(text):
+        if not _is_borne(match, _subject(text[: match.start()]), known, parts):
             yield match[0]
 
 
+def _subject(before: str) -> str:
+    """What the fields are called that a change in percent is about: of what its clause names last."""
+    clause = re.split(r"[;,] ", before)[-1]
+    named = {clause.rfind(word): field for word, field in SUBJECTS.items() if word in clause}
+    return named[max(named)] if named else ""
+
+
 def _is_borne(
-    match: re.Match[str], known: Sequence[tuple[str, float]], parts: Sequence[Sequence[tuple[str, float]]]
+    match: re.Match[str], subject: str, known: Sequence[tuple[str, float]], parts: Sequence[Sequence[tuple[str, float]]]
 ) -> bool:
     digits, unit = match["digits"].replace(",", ""), match["unit"] or ""
     value = float(digits)
     half = 0.5 * 10.0 ** -len(digits.partition(".")[2]) * (1 + 1e-6) + 1e-9
 
     def near(found: float) -> bool:
-        return math.isfinite(found) and abs(abs(found) - value) <= half
+        same_sign = match["sign"] != ("+" if found < 0 else "-")
+        return math.isfinite(found) and abs(abs(found) - value) <= half and (same_sign or unit != "%")
 
     if match["usd"]:
         dollars = [(key, found) for key, found in known if "usd" in key]
@@ -71,7 +82,9 @@ def _is_borne(
         shares = [100 * found for key, found in known if key.rsplit(".", 1)[-1] in SHARES]
         shares += [100 * (1 - (1 - found) / 10) for key, found in known if key == "promise.attainment"]
         percents = [found for key, found in known if key.endswith(PERCENTS)]
-        return any(near(found) for found in (*shares, *percents, *_changes(parts)))
+        if match["sign"]:  # what is said with a sign is the change of what was just named, against the winner
+            return any(near(found) for found in _changes(parts, parts[:1], subject))
+        return any(near(found) for found in (*shares, *percents, *_changes(parts, parts, "usd")))
     sizes = [found for key, found in known if key.endswith("num_replicas")]
     spans = [found for key, found in known if key.endswith("parallel_size")]
     fleets = [a * b * c for a in sizes for b in spans for c in (*spans, 1.0)]
@@ -86,14 +99,15 @@ def _is_time(key: str) -> bool:
     return key.endswith("_s") or key == "value" or ("percentiles" in key and key.endswith("value"))
 
 
-def _changes(parts: Sequence[Sequence[tuple[str, float]]]) -> Iterator[float]:
-    """Changes of a field from one part to another [%]."""
-    aliases = [[(_plain(key), value) for key, value in part] for part in parts]
-    for one in aliases:
-        for other in aliases:
-            base = dict(reversed(other))
-            for key, value in one:
-                if base.get(key) and value:
+def _changes(
+    parts: Sequence[Sequence[tuple[str, float]]], bases: Sequence[Sequence[tuple[str, float]]], subject: str
+) -> Iterator[float]:
+    """Changes of the fields named so from one of the bases to one of the parts [%]."""
+    for other in bases:
+        base = {_plain(key): value for key, value in reversed(other)}
+        for part in parts:
+            for key, value in ((_plain(key), value) for key, value in part):
+                if subject in key and base.get(key) and value:
                     yield 100 * (value / base[key] - 1)
 
 
@@ -137,4 +151,5 @@ def _without_names(text: str, document: Mapping[str, Any]) -> str:
     names += [hosted["price"]["provider"] for hosted in (document["what_if"] or {}).get("hosted", ())]
     for name in (*sorted(names, key=len, reverse=True), *NOT_FIGURES):
         text = text.replace(name, " ")
+    text = re.sub(r"\bp[\d.]+\b", " ", text)  # of a percentile
     return re.sub(r"\b(?:bf16|fp8_block|fp8|int8|int4|nvfp4|mxfp4|q8_0|q4_0|q4_k_m)\b", " ", text)

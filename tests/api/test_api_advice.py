@@ -64,6 +64,19 @@ def test_a_number_that_was_changed_is_found(document: Any) -> None:
     assert num_changed > 20
 
 
+def test_a_sign_that_was_changed_is_found(document: Any) -> None:
+    num_changed = num_found = 0
+    for place, said in enumerate(document["advice"]):
+        for match in re.finditer(r"\(([+-])(\d+%)\)", said["text"]):
+            other = f"({'-' if match[1] == '+' else '+'}{match[2]})"
+            changed = copy.deepcopy(document["advice"])
+            changed[place]["text"] = said["text"][: match.start()] + other + said["text"][match.end() :]
+            num_changed += 1
+            num_found += bool(disagreeing_numbers({**document, "advice": changed}))
+    assert num_changed > 10
+    assert num_found > 0.8 * num_changed, "another field may have changed so, but that is rare"
+
+
 def test_quick_plans_nothing_again(plan: Command) -> None:
     ended = plan("--quick")
     assert ended.code == 0
@@ -72,6 +85,7 @@ def test_quick_plans_nothing_again(plan: Command) -> None:
     topics = {said["topic"] for said in ended.document["advice"]}
     assert {"chosen", "fastest", "sure", "goodput"} <= topics
     assert not topics & {"price", "load", "promise", "nines", "growth", "batch", "hosted", "engine", "gpu"}
+    assert not topics & {"quality", "simplest"}, "said of what was never looked at"
     assert disagreeing_numbers(ended.document) == []
 
 

@@ -140,6 +140,14 @@ def no_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_search")
+def test_a_model_in_no_precision_that_runs_is_a_sentence(run: Command, write_service: Command) -> None:
+    path = write_service(model="openai/gpt-oss-20b", hardware=["A100-SXM-80GB"], engines=["tensorrt-llm"])
+    refused(
+        run("plan", path), "no precision that A100-SXM-80GB can run passes the quality floor: mxfp4 weights on A100"
+    )
+
+
+@pytest.mark.usefixtures("no_search")
 def test_results_need_a_folder(run: Command, write_service: Command, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     refused(run("plan", write_service(), "--out", tmp_path / "file"), r"'--out': Directory '.*file' is a file")

@@ -112,7 +112,8 @@ def test_nothing_is_overwritten(run: Run, tmp_path: Path) -> None:
         (["--use", "chatt"], "unknown use 'chatt'; did you mean chat"),
         (["--model", "llama-3.1-8"], "unknown model 'llama-3.1-8'; did you mean"),
         (["--gpu", "H100"], "ambiguous"),
-        (["--use", "offline", "--ttft-s", "1"], "throughput promises no latency"),
+        (["--use", "offline", "--rate-rps", "1"], "all there at once"),
+        (["--use", "chat", "--requests", "5"], "the size of an offline job"),
         (["--name", "a\nb"], "do not print"),
     ],
 )

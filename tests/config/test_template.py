@@ -153,8 +153,8 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path) -> None
     assert path.read_text() == "mine"
     with pytest.raises(InputError, match="not a folder"):
         api.start_service(answers, tmp_path / "nowhere" / "service.yaml")
-    wrong = Answers(use="offline", name="x", models=["llama-3.1-8b"], gpus=["L40S-48GB"], promise={"ttft_s": 1.0})
-    with pytest.raises(InputError, match=r"other.yaml, line \d+: promise.objective: throughput promises no latency"):
+    wrong = Answers(use="offline", name="x", models=["llama-3.1-8b"], gpus=["L40S-48GB"], promise={"attainment": 2.0})
+    with pytest.raises(InputError, match=r"other.yaml, line \d+: promise.attainment: "):
         api.start_service(wrong, tmp_path / "other.yaml")
     assert [found.name for found in tmp_path.iterdir()] == ["service.yaml"]
 

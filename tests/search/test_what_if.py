@@ -125,6 +125,20 @@ def test_the_plans_own_question_has_the_winner_for_an_answer(found: Plan) -> Non
         assert point.best.usd_per_mtok_output_at_load == winner.cost.usd_per_mtok_output_at_load
         assert point.best.attainment == winner.summary.attainment.value
         assert point.best.latency_s == winner.latency_s
+        assert point.stay == point.best
+    points = [point for variation in found.what_if.variations for point in variation.points if point.stay is not None]
+    assert points
+    for point in points:
+        assert point.best is not None
+        assert point.stay is not None
+        assert point.stay.usd_per_mtok_output_at_load >= point.best.usd_per_mtok_output_at_load
+        like = found.candidates[point.stay.candidate].deployment
+        assert (like.engine, like.gpu, like.precision) == (
+            winner.deployment.engine,
+            winner.deployment.gpu,
+            winner.deployment.precision,
+        )
+        assert like.parallelism == winner.deployment.parallelism
     assert [point.value for point in found.what_if.variations[-1].points] == sorted((*LOAD_FACTORS, 1.0))
 
 
@@ -233,3 +247,24 @@ def test_groups_of_prefill_and_decode_are_planned_again_too(make_search: Make) -
     for fleet in best.values():
         assert fleet is not None
         assert fleet.candidate not in groups
+
+
+def test_a_deadline_that_low_loads_miss_is_kept_at_higher_ones(make_search: Make) -> None:
+    search = make_search(gpus=("H100-SXM-80GB",), budget=Budget(max_gpus=2))
+    span_s = search.workload.span_s
+    found = plan(replace(search, promise=Promise(deadline_s=1.5 * span_s)), threads=2, with_what_if=True)
+    assert found.what_if is not None
+    load = found.what_if.variation("load")
+    assert load is not None
+    for point in load.points:
+        assert (point.best is None) == (point.value <= 0.5), f"arrivals alone take {1 / point.value:.3g} spans"
+
+
+def test_one_nine_more_than_asked_is_planned(make_search: Make) -> None:
+    source = traffic.TrafficSource(profile="azure-conversation-2023", num_requests=6000)
+    search = make_search(gpus=("H100-SXM-80GB",), workload=traffic.load(source), budget=Budget(max_gpus=1))
+    found = plan(replace(search, promise=replace(search.promise, attainment=0.98)), threads=2, with_what_if=True)
+    assert found.what_if is not None
+    shares = found.what_if.variation("attainment")
+    assert shares is not None
+    assert [point.value for point in shares.points] == [0.9, 0.95, 0.98, 0.99, 0.995, 0.998]

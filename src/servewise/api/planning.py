@@ -60,6 +60,8 @@ __all__ = [
     "traffic_statistics",
 ]
 
+NUM_REASONS = 3
+"""Most reasons that are given for a model that cannot be had in any precision."""
 CDF_POINTS = 400
 """Points of the latency distributions in a report."""
 
@@ -160,12 +162,14 @@ def resolve(service: Service) -> Search:
         min_recovery_pct=service.min_recovery_pct, tasks=service.quality_tasks, min_scores=service.min_scores
     )
     runnable = [precision for found in offered for precision in found]
-    precisions, filtered = quality.choices_of_models(models, runnable, floor, service.scores)
+    precisions, below = quality.choices_of_models(models, runnable, floor, service.scores)
+    filtered = (*below, *quality.not_run(models, gpus, service.engines))
     models = tuple(model for model in models if precisions[model.name])
     if not models:
         raise InputError(
-            f"no precision that {', '.join(gpu.name for gpu in gpus)} can run passes the quality floor: {filtered[0]}; "
-            "lower the floor or add hardware"
+            f"no precision that {', '.join(gpu.name for gpu in gpus)} can run passes the quality floor: "
+            f"{'; '.join(filtered[:NUM_REASONS]) or 'the model is not to be had in one that they run'}; "
+            "lower the floor, or add hardware or engines"
         )
     return Search(
         workload=workload,
@@ -183,7 +187,7 @@ def resolve(service: Service) -> Search:
         speculations=service.speculations,
         calibrations=tuple(read_calibration(path) for path in service.calibration_paths),
         hosted_prices={m.name: service.hosted_prices or catalog.hosted_prices(m.name) for m in models},
-        filtered=(*filtered, *quality.not_run(models, gpus, service.engines)),
+        filtered=filtered,
     )
 
 

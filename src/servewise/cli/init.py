@@ -194,6 +194,12 @@ def _traffic(
     questions: Questions, use: Use, trace: Path | None, rate_rps: float | None, requests: int | None
 ) -> tuple[float, int]:
     """Rate, and number of requests of a job; 0 where the traffic itself says."""
+    if requests is not None and (trace is not None or not use.at_once):
+        raise click.UsageError(
+            "--requests is the size of an offline job without a trace; leave it out, or --use offline"
+        )
+    if rate_rps is not None and trace is None and use.at_once:
+        raise click.UsageError("the requests of an offline job are all there at once; leave --rate-rps out")
     if trace is not None:
         return rate_rps or 0.0, 0
     questions.say(f"How much traffic? Without a trace of your own (--trace): {use.traffic_why}.")

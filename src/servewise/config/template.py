@@ -135,8 +135,6 @@ def _traffic(use: Use, answers: Answers, folder: Path) -> list[str]:
 
 def _promise(use: Use, answers: Answers) -> list[str]:
     lines = ["promise:"]
-    if "deadline_s" in use.promise:
-        lines += [*_comment("nobody waits for a single answer", 1), "  objective: throughput"]
     for key in dict.fromkeys((*use.promise, *answers.promise)):
         limit, value = use.promise.get(key), answers.promise.get(key)
         if limit is None:

@@ -144,8 +144,10 @@ def _judge(model: ModelSpec, precision: Precision, floor: Floor, scores: Sequenc
             risks.append(f"no {benchmark} score is known, and at least {least:g} is asked")
         elif pct[1] < least:
             return f"{benchmark} {pct[1]:.1f} expected, below the {least:g} that is asked"
-        elif pct[0] < least or found.is_estimate:
+        elif pct[0] < least:
             risks.append(f"{benchmark} may be as low as {pct[0]:.1f}, and at least {least:g} is asked")
+        elif found.is_estimate:
+            risks.append(f"{benchmark} {pct[1]:.1f} is an estimate, and at least {least:g} is asked")
     choice = _recovering(model, precision, floor)
     if isinstance(choice, str):
         return choice

@@ -11,6 +11,7 @@ from typing import Literal
 from servewise.report import sureness, words
 from servewise.report.advice_changes import changes, hosted, nines
 from servewise.report.advice_parts import Said, Side, percent, scores, sentence, traded
+from servewise.report.operation_words import unit
 from servewise.types import EFFORTS, AdviceSentence, Plan, Promise
 from servewise.units import HOURS_PER_MONTH, format_duration, format_usd
 
@@ -58,31 +59,30 @@ def _against(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     others = [said.of(index) for index in said.plan.alternatives]
     other = next((side for side in others if side.decision != winner.decision), None)
     if other is not None:
-        text = f"Nothing that keeps the promise is cheaper. The next is {other.words}: {traded(said, other, winner)}."
+        what = "keeps the promise" if said.plan.complete else "was searched and keeps the promise"
+        text = f"Nothing that {what} is cheaper. The next is {other.words}: {traded(said, other, winner)}."
         yield sentence("cheapest", text, other, winner)
     fastest = said.of(said.plan.frontier[-1])
     if fastest.candidate.index == winner.candidate.index:
         yield sentence("fastest", f"It is also the fastest: E2E {format_duration(winner.latency_s)}.", winner)
     else:
         yield sentence("fastest", f"The fastest is {fastest.words}: {traded(said, fastest, winner)}.", fastest, winner)
-    yield from _best_quality(said, winner)
-    yield from _simplest(said, winner)
+    if said.what_if is not None:
+        yield from _best_quality(said, winner)
+        yield from _simplest(said, winner)
 
 
 def _best_quality(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     """The precision that keeps most of the score, and the model that scores best where models compete."""
-    model = winner.candidate.deployment.model.name
     found = [side for _, side, _ in said.alternatives("precision") if side is not None]
-    own = [side for side in found if side.candidate.deployment.model.name == model and side.quality_pct is not None]
-    best = max(own, key=lambda side: (side.quality_pct or (0.0, 0.0), -side.usd_per_mtok), default=None)
-    if best is not None and (best.quality_pct or (0.0, 0.0)) > (winner.quality_pct or (0.0, 0.0)):
+    best = max(found, key=lambda side: (side.quality_pct or (0.0, 0.0), -side.usd_per_mtok), default=winner)
+    if (best.quality_pct or (0.0, 0.0)) > (winner.quality_pct or (0.0, 0.0)):
         text = f"The least loss of quality has {best.words}: {traded(said, best, winner)}."
         yield sentence("quality", text, best, winner)
     elif winner.quality_pct is not None:
         kept = f"{winner.quality_pct[0]:.1f}%"
-        yield sentence(
-            "quality", f"No precision is expected to keep more of the score than the chosen: {kept}.", winner
-        )
+        text = f"No precision that keeps the promise is expected to keep more of the score than the chosen: {kept}."
+        yield sentence("quality", text, winner)
     better = []
     for _, side, _ in said.alternatives("model"):
         compared = [] if side is None else scores(side, winner)
@@ -145,17 +145,20 @@ def _more(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     """What one replica more, and more traffic, add."""
     failed = said.plan.failure
     if failed is not None:
+        name = unit(winner.candidate.deployment)
         extra = (failed.one_more.usd_per_h - failed.planned.usd_per_h) * HOURS_PER_MONTH
         kept = "keeps" if failed.one_more.promise_kept else "still breaks"
         now = "keeps" if failed.planned.promise_kept else "breaks"
+        shares = [f" ({100 * outage.attainment:.2f}%)" for outage in (failed.one_more, failed.planned)]
+        with_it, without = shares if words.has_joint_limit(said.promise) else ("", "")
         text = (
-            f"One replica more (N+1) adds {format_usd(extra)} a month: with it the fleet {kept} the promise "
-            f"({100 * failed.one_more.attainment:.2f}%) while a replica is down, without it {now} it "
-            f"({100 * failed.planned.attainment:.2f}%)."
+            f"One {name} more (N+1) adds {format_usd(extra)} a month: with it the fleet {kept} the promise{with_it} "
+            f"while a {name} is down, without it {now} it{without}."
         )
         yield sentence("spare", text, "/failure")
     parts, about = [], [winner]
-    for value, side, _ in said.curve("load"):
+    for point in said.curve("load"):
+        value, side = point.value, point.best
         if value in GROWTHS and side is not None:
             change = percent(side.usd_per_h, winner.usd_per_h)
             parts.append(f"{value:g} times the load takes {side.words} at {format_usd(side.usd_per_h)}/h ({change})")
@@ -182,11 +185,14 @@ def _worth(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     yield sentence("goodput", f"{text}.", winner)
     batch = None if said.what_if is None else said.what_if.largest_batch
     if batch is not None and batch.step_s is not None:
-        by_tpot = "more than the settings allow" if batch.by_tpot is None else f"{batch.by_tpot:,}"
+        limited = said.promise.tpot_s is not None
+        allowed = "more than the settings" if batch.by_tpot is None else f"{batch.by_tpot:,}"
+        lead = f"The largest batch of a replica{' within the TPOT limit' if limited else ''}"
+        size = f"{batch.num_requests:,} requests of {batch.context_tokens:,} tokens"
+        speed = f"{format_duration(batch.step_s)} a step, {batch.tokens_per_s:,.0f} output tokens/s"
         text = (
-            f"The largest batch of a replica that keeps the promise: {batch.num_requests:,} requests of "
-            f"{batch.context_tokens:,} tokens, {format_duration(batch.step_s)} a step, {batch.tokens_per_s:,.0f} "
-            f"output tokens/s while nothing but decoding happens (the TPOT limit allows {by_tpot}, the KV cache "
-            f"{batch.by_kv_cache:,}, the settings {batch.by_settings:,})."
+            f"{lead}: {size}, {speed} while nothing but decoding happens "
+            f"({f'TPOT allows {allowed}, ' if limited else ''}the KV cache holds {batch.by_kv_cache:,}, the settings "
+            f"allow {batch.by_settings:,})."
         )
         yield sentence("batch", text, "/what_if/largest_batch")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 
 from servewise.report import words
-from servewise.report.advice_parts import Said, Side, percent, sentence
+from servewise.report.advice_parts import Point, Said, Side, percent, sentence
+from servewise.report.operation_words import unit
 from servewise.types import AdviceSentence, AdviceTopic, Promise
 from servewise.units import format_duration, format_usd
 
 __all__ = ["asked", "changes", "hosted", "limit_name", "limit_words", "nines"]
-
-Curve = Sequence[tuple[float, Side | None, str]]
 
 
 def changes(said: Said, winner: Side) -> Iterator[AdviceSentence]:
@@ -31,60 +31,63 @@ def changes(said: Said, winner: Side) -> Iterator[AdviceSentence]:
 
 
 def _price(said: Said, winner: Side) -> Iterator[AdviceSentence]:
-    """The prices of GPUs at which the decision changes; fleets of one GPU cost what it costs, so they are exact."""
+    """The prices of GPUs at which the decision changes.
+
+    A fleet costs in proportion to the price of its GPU, so they are exact, but for fleets that share a kind of GPU.
+    """
     sides = [(alternative.value, side) for alternative, side, _ in said.alternatives("gpu") if side is not None]
-    own = [name for name, side in sides if side.decision == winner.decision]
-    others = [(name, side) for name, side in sides if side.decision != winner.decision]
-    if not own or not others:
+    own = words.gpu_words(winner.candidate.deployment)
+    others = [(name, side) for name, side in sides if _kinds(name).isdisjoint(_kinds(own))]
+    if not others:
         return
     name, nearest = min(others, key=lambda named: named[1].usd_per_mtok)
-    parts = [f"{own[0]} may cost {_rise(nearest, winner)} more until {name} is cheaper"]
-    parts += [f"{name} wins if it costs {_fall(side, winner)} less" for name, side in others]
+    rise = _share(nearest.usd_per_mtok, winner.usd_per_mtok)
+    parts = [f"{own} may cost {rise} more until {name} is cheaper"]
+    parts += [f"{name} wins if it costs {_share(winner.usd_per_mtok, side.usd_per_mtok)} less" for name, side in others]
     yield sentence("price", f"Price: {'; '.join(parts)}.", winner, *(side for _, side in others))
 
 
-def _rise(side: Side, winner: Side) -> str:
-    return percent(side.usd_per_mtok, winner.usd_per_mtok).removeprefix("+")
+def _kinds(gpus: str) -> set[str]:
+    return set(gpus.split(" + "))
 
 
-def _fall(side: Side, winner: Side) -> str:
-    return percent(winner.usd_per_mtok, side.usd_per_mtok).removeprefix("-")
+def _share(value: float, base: float) -> str:
+    return f"{abs(100 * (value / base - 1)):.1f}%"
 
 
 def _around(
-    curve: Curve, own: float, winner: Side, shown: Callable[[float], str]
+    curve: Sequence[Point], own: float, winner: Side, shown: Callable[[float], str]
 ) -> tuple[list[str], list[Side | str]]:
     """How far the decision holds below and above the plan's own value, and what comes then."""
     parts: list[str] = []
     about: list[Side | str] = []
-    below, above = [point for point in reversed(curve) if point[0] < own], [point for point in curve if point[0] > own]
+    below, above = [point for point in reversed(curve) if point.value < own], [p for p in curve if p.value > own]
     for to, points in (("down to", below), ("up to", above)):
-        same: list[tuple[float, Side]] = []
-        for value, side, pointer in points:
-            if side is not None and side.decision == winner.decision:
-                same.append((value, side))
-                continue
-            if same:
-                parts.append(_same(to, *same[-1], winner, shown))
-                about.append(same[-1][1])
-            if side is None:
-                parts.append(f"at {shown(value)} nothing keeps the promise")
-                about.append(pointer)
-            else:
-                parts.append(f"at {shown(value)} {side.words} is the cheapest, {_cost(side, winner)}")
-                about.append(side)
-            break
-        else:
-            if same:
-                parts.append(_same(to, *same[-1], winner, shown))
-                about.append(same[-1][1])
+        held = list(takewhile(lambda point: point.holds, points))
+        if held and held[-1].stay is not None:
+            parts.append(_same(to, held[-1].value, held[-1].stay, winner, shown))
+            about.append(held[-1].stay)
+        if len(held) < len(points):
+            then = points[len(held)]
+            parts.append(_changed(then, winner, shown))
+            about += [side for side in (then.best, then.stay, then.about) if side is not None]
     return parts, about
 
 
 def _same(to: str, value: float, side: Side, winner: Side, shown: Callable[[float], str]) -> str:
     num, now = side.candidate.deployment.num_replicas, winner.candidate.deployment.num_replicas
-    replicas = "" if num == now else f" with {words.count(num, 'replica')}"
+    replicas = "" if num == now else f" with {words.count(num, unit(winner.candidate.deployment))}"
     return f"the same deployment{replicas} {to} {shown(value)}, {_cost(side, winner)}"
+
+
+def _changed(point: Point, winner: Side, shown: Callable[[float], str]) -> str:
+    """What is the cheapest where the winner's kind is not, and what that costs there."""
+    if point.best is None:
+        return f"at {shown(point.value)} nothing keeps the promise"
+    stay = "not with the same deployment"
+    if point.stay is not None:
+        stay = f"{format_usd(point.stay.usd_per_mtok)} with the same deployment"
+    return f"at {shown(point.value)} {point.best.words} is the cheapest, {_cost(point.best, winner)}, {stay}"
 
 
 def _cost(side: Side, winner: Side) -> str:
@@ -97,16 +100,16 @@ def nines(said: Said, winner: Side) -> Iterator[AdviceSentence]:
     if not points:
         return
     next_nine = 1.0 - (1.0 - own) / 10.0
-    found = next(((side, pointer) for value, side, pointer in points if math.isclose(value, next_nine)), None)
+    found = next((point for point in points if math.isclose(point.value, next_nine)), None)
     asked, wanted = f"{100 * own:.10g}%", f"{100 * next_nine:.10g}%"
     if found is None:
         text = f"One more nine ({wanted}) was not planned: the traffic is too short to tell it from {asked}."
         yield sentence("nines", text, winner, "/promise")
-    elif found[0] is None:
-        yield sentence("nines", f"One more nine ({wanted}): nothing keeps it.", winner, "/promise", found[1])
+    elif found.best is None:
+        yield sentence("nines", f"One more nine ({wanted}): nothing keeps it.", winner, "/promise", found.about)
     else:
-        text = f"One more nine ({wanted} instead of {asked}) takes {found[0].words}, {_cost(found[0], winner)}."
-        yield sentence("nines", text, winner, "/promise", found[1], found[0])
+        text = f"One more nine ({wanted} instead of {asked}) takes {found.best.words}, {_cost(found.best, winner)}."
+        yield sentence("nines", text, winner, "/promise", found.about, found.best)
 
 
 def hosted(said: Said, winner: Side) -> Iterator[AdviceSentence]:
@@ -121,7 +124,9 @@ def hosted(said: Said, winner: Side) -> Iterator[AdviceSentence]:
         f"(cheapest of {len(offers)} known, without a promise), {format_usd(winner.usd_per_mtok)} on this fleet"
     )
     about: list[Side | str] = ["/what_if/hosted", winner]
-    points = [(value, side) for value, side, _ in said.curve("load") if side is not None]
+    model = winner.candidate.deployment.model.name
+    curve = [(point.value, point.best) for point in said.curve("load") if point.best is not None]
+    points = [(value, side) for value, side in curve if side.candidate.deployment.model.name == model]
     cheaper = [value for value, side in points if side.usd_per_mtok <= cheapest.usd_per_mtok_output]
     if points and not cheaper:
         least = min(points, key=lambda point: point[1].usd_per_mtok)

@@ -22,7 +22,7 @@ from servewise.types import (
 )
 from servewise.units import format_duration, format_usd
 
-__all__ = ["Said", "Side", "percent", "scores", "sentence", "traded"]
+__all__ = ["Point", "Said", "Side", "percent", "scores", "sentence", "traded"]
 
 LEAST_CHANGE_PCT = 1.0
 """Smaller differences are not worth a word."""
@@ -79,6 +79,25 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """The plan at one value of a variable: the cheapest fleet, the cheapest like the winner, and where it stands."""
+
+    value: float
+    best: Side | None
+    stay: Side | None
+    about: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether a fleet like the winner costs no more than a word is worth above the cheapest."""
+        return (
+            self.best is not None
+            and self.stay is not None
+            and self.stay.usd_per_mtok <= self.best.usd_per_mtok * (1 + LEAST_CHANGE_PCT / 100)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
     """A plan that keeps its promise, and the sides that sentences are about."""
 
@@ -132,13 +151,18 @@ class Said:
                 found.append((alternative, None if best is None else self.replanned(best, pointer), pointer))
         return found
 
-    def curve(self, variable: str) -> list[tuple[float, Side | None, str]]:
-        """The plans over a variable: its value, the cheapest fleet, the pointer to the point."""
+    def curve(self, variable: str) -> list[Point]:
+        """The plans over a variable."""
         for i, variation in enumerate(() if self.what_if is None else self.what_if.variations):
             if variation.variable == variable:
                 pointers = [f"/what_if/variations/{i}/points/{j}" for j in range(len(variation.points))]
                 return [
-                    (point.value, None if point.best is None else self.replanned(point.best, pointer), pointer)
+                    Point(
+                        value=point.value,
+                        best=None if point.best is None else self.replanned(point.best, pointer),
+                        stay=None if point.stay is None else self.replanned(point.stay, pointer),
+                        about=pointer,
+                    )
                     for point, pointer in zip(variation.points, pointers, strict=True)
                 ]
         return []

@@ -31,10 +31,10 @@ def cost_figures(report: PlanReport) -> dict[str, Figure]:
 
 def _cost_figure(said: Said, variation: Variation, hosted: tuple[Hosted, ...]) -> Figure:
     points = said.curve(variation.variable)
-    own = asked(said.promise, variation.variable)
-    values = [value for value, _, _ in points]
-    dollars = [None if side is None else side.usd_per_mtok for _, side, _ in points]
-    hover = ["nothing keeps the promise" if side is None else _hover(side) for _, side, _ in points]
+    own = _place(variation.variable, asked(said.promise, variation.variable))
+    values = [_place(variation.variable, point.value) for point in points]
+    dollars = [None if point.best is None else point.best.usd_per_mtok for point in points]
+    hover = ["nothing keeps the promise" if point.best is None else _hover(point.best) for point in points]
     traces: list[Figure] = [
         {
             "name": "cheapest fleet",
@@ -48,7 +48,14 @@ def _cost_figure(said: Said, variation: Variation, hosted: tuple[Hosted, ...]) -
             "y": dollars,
             "text": hover,
             "hovertemplate": "%{x:.4g}: %{text}<extra></extra>",
-        }
+        },
+        {
+            "name": "a fleet like this plan's",
+            "mode": "lines",
+            "line": {"color": PALETTE[1], "width": 1, "dash": "dash"},
+            "x": values,
+            "y": [None if point.stay is None else point.stay.usd_per_mtok for point in points],
+        },
     ]
     if variation.variable == "load":
         for offer, color in zip(hosted[:NUM_HOSTED], (LIMIT, *PALETTE[1:]), strict=False):
@@ -61,15 +68,22 @@ def _cost_figure(said: Said, variation: Variation, hosted: tuple[Hosted, ...]) -
                     "y": [offer.usd_per_mtok_output] * 2,
                 }
             )
-    known = [usd for usd in dollars if usd is not None]
-    unit = {"load": "times the load", "attainment": "share of requests"}.get(variation.variable, "s")
+    known = [side.usd_per_mtok for point in points for side in (point.best, point.stay) if side is not None]
+    name = limit_name(variation.variable)
+    title = {"load": "times the load", "attainment": "requests that may miss the limits [%]"}.get(
+        variation.variable, f"{name} [s]"
+    )
     return figure(
         traces,
         height=340,
-        showlegend=variation.variable == "load" and bool(hosted),
-        xaxis=axis(f"{limit_name(variation.variable)} [{unit}]", values),
+        xaxis=axis(title, values),
         yaxis={**axis("$ per Mtok output at load", known), "tickprefix": "$"},
     )
+
+
+def _place(variable: str, value: float) -> float:
+    """Where a value stands on the axis: each nine of an attainment is a decade of what it leaves."""
+    return 100 * (1 - value) if variable == "attainment" else value
 
 
 def _hover(side: Side) -> str:

@@ -6,7 +6,7 @@ from servewise.report.words import count
 from servewise.types import Autoscaling, Deployment, Failure, Outage
 from servewise.units import HOURS_PER_MONTH, format_duration, format_usd
 
-__all__ = ["autoscaling_words", "failure_words"]
+__all__ = ["autoscaling_words", "failure_words", "unit"]
 
 
 def failure_words(failure: Failure, deployment: Deployment) -> str:

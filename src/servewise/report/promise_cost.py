@@ -13,6 +13,11 @@ from servewise.units import format_usd
 
 __all__ = ["promise_cost_blocks", "promise_cost_rows"]
 
+POINTS_A_LINE = 6
+"""So many fit in 80 columns."""
+COLUMN = 8
+"""Letters of the widest value, such as ``120.00 s``."""
+
 
 def promise_cost_rows(plan: Plan, promise: Promise) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     """By what was varied: its values, the cheapest fleet's dollars at each, and whether it is the plan's own value."""
@@ -47,11 +52,13 @@ def promise_cost_blocks(plan: Plan, promise: Promise) -> list[RenderableType]:
         heading("What the promise costs ($ per Mtok output at load of the cheapest fleet, planned again; -: none)")
     ]
     for name, points in rows:
-        table = Table.grid(padding=(0, 1))
-        table.add_column(width=17)
-        for _ in points:
-            table.add_column(justify="right", no_wrap=True)
-        table.add_row(line(name), *(line(value, "bold" if own else "") for value, _, own in points))
-        table.add_row("", *(line(usd.removeprefix("$"), "bold" if own else "") for _, usd, own in points))
-        blocks.append(Padding(table, (0, 0, 0, 2)))
+        for start in range(0, len(points), POINTS_A_LINE):
+            shown = points[start : start + POINTS_A_LINE]
+            table = Table.grid(padding=(0, 1))
+            table.add_column(width=17)
+            for _ in shown:
+                table.add_column(justify="right", no_wrap=True, min_width=COLUMN)
+            table.add_row(line("" if start else name), *(line(value, "bold" if own else "") for value, _, own in shown))
+            table.add_row("", *(line(usd.removeprefix("$"), "bold" if own else "") for _, usd, own in shown))
+            blocks.append(Padding(table, (0, 0, 0, 2)))
     return blocks

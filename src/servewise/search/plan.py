@@ -170,7 +170,7 @@ def _good(results: Sequence[Result]) -> tuple[int, ...]:
     """Indices of shapes that are likely to answer other questions, too, the winner first."""
     candidates = {result.candidate.index: result.candidate for result in results}
     ranking = _ranking(list(candidates.values()))
-    return (*best_of_each(candidates, ranking)[:NUM_PRICED], *_frontier(candidates, ranking))
+    return tuple(dict.fromkeys((*best_of_each(candidates, ranking)[:NUM_PRICED], *_frontier(candidates, ranking))))
 
 
 def _winner(results: Sequence[Result]) -> Result | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from servewise.effort import excess
 from servewise.search.context import mean_tokens
 from servewise.search.families import family_of
+from servewise.search.operating_point import decode_s
 from servewise.search.questions import Question, answer, loosest
 from servewise.search.results import Result
 from servewise.types import (
@@ -35,11 +36,22 @@ __all__ = ["largest_batch", "what_if"]
 LIMIT_FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """Multiples of a promised limit that are planned for."""
 ATTAINMENTS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
+NINES = 12
+"""Digits of an attainment that count: 1 - 0.1 / 10 is 0.99."""
 FEWEST_BAD = 10
 """An attainment is planned for only if it allows so many bad requests: fewer say nothing about traffic like this."""
 LOAD_FACTORS = (0.125, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0)
 """Multiples of the load that are planned for, beside 1."""
 JOINT = ("ttft_s", "tpot_s", "e2e_s", "deadline_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One value of a variable: the load, or one of the promise's keys, with the promise that it makes."""
+
+    name: str
+    value: float
+    promise: Promise
 
 
 def what_if(
@@ -66,47 +78,58 @@ def what_if(
     """
     shortlist = _shortlist(results)
     members = [(result.shape, result.load) for result in shortlist]
-    num_requests = 0
-    steps: list[float] = []
+    num_requests = num_asked = 0
 
     def ask(questions: Sequence[Question], scale: float, fewest: dict[int, int]) -> list[Replanned | None]:
-        nonlocal num_requests
+        nonlocal num_requests, num_asked
         best, num_simulated = answer(questions, members, scale, pool, first=first, fewest=fewest)
         num_requests += num_simulated
-        steps.append(scale)
-        tell("what if", len(steps), 2 + len(LOAD_FACTORS))
+        num_asked += 1
+        tell("what if", num_asked, num_questions)
         return best
 
-    # what breaks the plan's promise breaks stricter ones, and breaks it at higher loads, too
+    # what breaks the plan's promise breaks stricter ones, and a promise without a deadline at higher loads, too
     known = {result.shape.index: result.fewest for result in shortlist}
-    own = Question(search=search)
-    choices = list(_choices(search, [result.candidate.deployment for result in shortlist]))
-    stricter: list[tuple[str, float, Promise]] = []
-    looser: list[tuple[str, float, Promise]] = []
-    for changed in _changes(search.promise, search.workload.num_requests):
-        (stricter if loosest((changed[2], search.promise)) == search.promise else looser).append(changed)
-    promised = [Question(search=replace(search, promise=promise)) for _, _, promise in stricter]
-    best, *strict = ask([own, *promised, *(question for *_, question in choices)], 1.0, known)
-    found = [*zip(stricter, strict, strict=False)]
-    if looser:
-        found += zip(
-            looser, ask([Question(search=replace(search, promise=p)) for *_, p in looser], 1.0, {}), strict=True
-        )
+    deployments = [result.shape.deployment for result in shortlist]
+    choices = list(_choices(search, deployments, winner.shape.deployment.model.name))
+    changes = _changes(search.promise, search.workload.num_requests)
+    stricter = [change for change in changes if loosest((change.promise, search.promise)) == search.promise]
+    looser = [change for change in changes if change not in stricter]
+    goes_on = search.workload.span_s > 0
+    num_questions = 1 + bool(looser) + goes_on * len(LOAD_FACTORS)
+
+    def both(promise: Promise) -> tuple[Question, Question]:
+        """The question with a promise, to all shapes and to the winner's kind."""
+        asked = replace(search, promise=promise)
+        return Question(search=asked), Question(search=asked, permits=lambda d: family_of(d) == kind)
+
+    def points(changed: Sequence[Change], fleets: Sequence[Replanned | None]) -> None:
+        for change, best, stay in zip(changed, fleets[::2], fleets[1::2], strict=True):
+            curves.setdefault(change.name, []).append(VariationPoint(value=change.value, best=best, stay=stay))
+
+    kind = family_of(winner.shape.deployment)
     curves: dict[str, list[VariationPoint]] = {}
-    for (name, value, _), fleet in found:
-        curves.setdefault(name, []).append(VariationPoint(value=value, best=fleet))
-    if search.workload.span_s > 0:
-        curves["load"] = [VariationPoint(value=1.0, best=best)]
-        at_lower: dict[int, int] = {}
-        for factor in LOAD_FACTORS:
-            (fleet,) = ask([own], factor, at_lower if factor < 1.0 else known)
-            curves["load"].append(VariationPoint(value=factor, best=fleet))
+    own = Change(name="load", value=1.0, promise=search.promise)
+    promised = [question for change in (own, *stricter) for question in both(change.promise)]
+    fleets = ask([*promised, *(question for *_, question in choices)], 1.0, known)
+    points([own, *stricter], fleets[: len(promised)])
+    if looser:
+        points(looser, ask([question for change in looser for question in both(change.promise)], 1.0, {}))
+    at_lower: dict[int, int] = {}
+    for factor in LOAD_FACTORS if goes_on else ():
+        carried = at_lower if factor < 1.0 else known
+        # a deadline is not harder to keep at a higher load: what comes sooner may end sooner
+        found = ask(both(search.promise), factor, carried if search.promise.deadline_s is None else {})
+        points([replace(own, value=factor)], found)
+    loads = curves.pop("load")  # the last to be shown
+    if goes_on:
+        curves["load"] = loads
     return WhatIf(
         num_shapes=len(members),
         num_simulated_requests=num_requests,
         alternatives=tuple(
             Alternative(restriction=restriction, value=value, num_fit=num_fit, best=fleet)
-            for (restriction, value, num_fit, _), fleet in zip(choices, strict[len(stricter) :], strict=True)
+            for (restriction, value, num_fit, _), fleet in zip(choices, fleets[len(promised) :], strict=True)
         ),
         variations=tuple(
             Variation(variable=name, points=tuple(sorted(points, key=lambda point: point.value)))
@@ -124,39 +147,45 @@ def _shortlist(results: Sequence[Result]) -> list[Result]:
         families.setdefault(family_of(result.shape.deployment), []).append(result)
     found = []
     for family in families.values():
-        found += [r for r in family if r.candidate.status == "kept" or r in (family[0], family[-1])]
+        found += [r for r in family if r.candidate.status == "kept" or r is family[0] or r is family[-1]]
     return found
 
 
-def _changes(promise: Promise, num_requests: int) -> list[tuple[str, float, Promise]]:
-    """The promise with one limit changed at a time, and as it is: the limit's name, its value, the promise."""
-    found: list[tuple[str, float, Promise]] = []
+def _changes(promise: Promise, num_requests: int) -> list[Change]:
+    """The promise with one limit changed at a time, and as it is."""
+    found: list[Change] = []
     for name in JOINT:
         limit = getattr(promise, name)
         if limit is not None:
-            found += [(name, limit * f, replace(promise, **{name: limit * f})) for f in LIMIT_FACTORS]
+            values = [limit * factor for factor in LIMIT_FACTORS]
+            found += [Change(name=name, value=v, promise=replace(promise, **{name: v})) for v in values]
     if any(limit is not None for limit in (promise.ttft_s, promise.tpot_s, promise.e2e_s)):
-        shares = {share for share in ATTAINMENTS if (1.0 - share) * num_requests >= FEWEST_BAD}
-        found += [("attainment", s, replace(promise, attainment=s)) for s in sorted({*shares, promise.attainment})]
+        next_nine = round(1.0 - (1.0 - promise.attainment) / 10.0, NINES)
+        shares = {s for s in (*ATTAINMENTS, next_nine) if (1.0 - s) * num_requests >= FEWEST_BAD}
+        values = sorted({*shares, promise.attainment})
+        found += [Change(name="attainment", value=v, promise=replace(promise, attainment=v)) for v in values]
     for i, limit in enumerate(promise.percentiles):
         name = f"{limit.metric}_p{limit.percentile:g}_s"
-        for factor in LIMIT_FACTORS:
-            other = replace(limit, limit_s=limit.limit_s * factor)
-            limits = (*promise.percentiles[:i], other, *promise.percentiles[i + 1 :])
-            found.append((name, other.limit_s, replace(promise, percentiles=limits)))
+        for value in (limit.limit_s * factor for factor in LIMIT_FACTORS):
+            limits = (*promise.percentiles[:i], replace(limit, limit_s=value), *promise.percentiles[i + 1 :])
+            found.append(Change(name=name, value=value, promise=replace(promise, percentiles=limits)))
     return found
 
 
-def _choices(search: Search, deployments: Sequence[Deployment]) -> Iterator[tuple[Restriction, str, int, Question]]:
-    """What can be chosen beforehand, where there is a choice, with the number of shapes that it leaves."""
+def _choices(
+    search: Search, deployments: Sequence[Deployment], model: str
+) -> Iterator[tuple[Restriction, str, int, Question]]:
+    """What can be chosen beforehand, where there is a choice, with the number of shapes that it leaves.
 
-    chosen = [_chosen(deployment) for deployment in deployments]
-    for restriction in _chosen(deployments[0]):
-        counts = Counter(values[restriction] for values in chosen)
+    Precisions are those of one model: what two models keep of their scores is not comparable.
+    """
+
+    for restriction in _chosen(deployments[0], model):
+        counts = Counter(value for d in deployments if (value := _chosen(d, model)[restriction]))
         for value, num_fit in counts.items() if len(counts) > 1 else ():
 
             def permits(deployment: Deployment, restriction: Restriction = restriction, value: str = value) -> bool:
-                return _chosen(deployment)[restriction] == value
+                return _chosen(deployment, model)[restriction] == value
 
             yield restriction, value, num_fit, Question(search=search, permits=permits)
     for level in EFFORTS[: EFFORTS.index(search.max_effort)]:
@@ -168,15 +197,18 @@ def _choices(search: Search, deployments: Sequence[Deployment]) -> Iterator[tupl
         yield "effort", level, sum(light(d) for d in deployments), question
 
 
-def _chosen(deployment: Deployment) -> dict[Restriction, str]:
-    """The choices that a deployment stands for; of a group with two kinds of GPU the prefill instances' first."""
-    group = deployment.disaggregation
+def _chosen(deployment: Deployment, model: str) -> dict[Restriction, str]:
+    """The choices that a deployment stands for; of a group with two kinds of GPU the prefill instances' first.
+
+    The precision of another model than ``model`` is empty.
+    """
+    group, precision = deployment.disaggregation, deployment.precision
     gpus = [deployment.gpu.name] if group is None else [group.prefill.gpu.name, deployment.gpu.name]
     return {
         "model": deployment.model.name,
         "gpu": " + ".join(dict.fromkeys(gpus)),
         "engine": deployment.engine,
-        "precision": f"{deployment.precision.weights}/{deployment.precision.kv}",
+        "precision": f"{precision.weights}/{precision.kv}" if deployment.model.name == model else "",
     }
 
 
@@ -204,10 +236,8 @@ def largest_batch(search: Search, winner: Result) -> LargestBatch | None:
     if deployment.disaggregation is not None or several or deployment.speculation is not None or memory is None:
         return None
     table, context = winner.load.step_model.table, max(1, mean_tokens(search))
-    rows = np.arange(table.max_rows + 1)
-    piece = int(np.searchsorted(table.context_knots, context, side="right")) - 1
-    attention_s = table.attention_base_s[:, piece] + table.attention_slope_s[:, piece] * (rows * context)
-    step_s = table.decode_fixed_s + attention_s
+    rows = np.arange(table.max_rows + 1, dtype=np.float64)
+    step_s = decode_s(table, rows, rows * context)
     limit = search.promise.tpot_s
     slow = np.zeros(0, np.int64) if limit is None else np.flatnonzero(step_s[1:] > limit)
     by_tpot = int(slow[0]) if len(slow) else None

@@ -73,10 +73,21 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariationPoint:
-    """The question with ``value`` instead of the plan's own; ``best`` None when no fleet answers it."""
+    """The question with ``value`` instead of the plan's own.
+
+    Parameters
+    ----------
+    value : float
+    best : Replanned or None
+        None when no fleet answers it.
+    stay : Replanned or None
+        The cheapest of the winner's own kind (model, engine, GPUs, precision, parallelism, drafter), whose settings and
+        number may be others.
+    """
 
     value: float
     best: Replanned | None
+    stay: Replanned | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +194,8 @@ class WhatIf:
     def fleets(self) -> tuple[Replanned, ...]:
         """Every fleet that answers one of the questions."""
         found = [alternative.best for alternative in self.alternatives]
-        found += [point.best for variation in self.variations for point in variation.points]
+        points = [point for variation in self.variations for point in variation.points]
+        found += [fleet for point in points for fleet in (point.best, point.stay)]
         return tuple(fleet for fleet in found if fleet is not None)
 
     def variation(self, variable: str) -> Variation | None:
