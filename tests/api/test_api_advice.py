@@ -89,6 +89,16 @@ def test_quick_plans_nothing_again(plan: Command) -> None:
     assert disagreeing_numbers(ended.document) == []
 
 
+def test_expected_growth_is_planned(plan: Command) -> None:
+    ended = plan(operations={"expected_growth_pct": 37})
+    load = next(v for v in ended.document["what_if"]["variations"] if v["variable"] == "load")
+    (point,) = (point for point in load["points"] if point["value"] == 1.37)
+    (said,) = (said for said in ended.document["advice"] if said["topic"] == "growth")
+    assert said["text"].startswith("When traffic has grown as expected: 1.37 times the load takes ")
+    assert f"${point['best']['usd_per_h']:.3f}/h" in said["text"]
+    assert disagreeing_numbers(ended.document) == []
+
+
 def test_own_prices_by_the_token_replace_the_built_in_ones(plan: Command) -> None:
     offer = {"provider": "ours [b]", "usd_per_mtok_input": 0.001, "usd_per_mtok_output": 0.002}
     ended = plan(hosted=[offer])

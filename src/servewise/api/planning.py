@@ -188,6 +188,7 @@ def resolve(service: Service) -> Search:
         calibrations=tuple(read_calibration(path) for path in service.calibration_paths),
         hosted_prices={m.name: service.hosted_prices or catalog.hosted_prices(m.name) for m in models},
         filtered=filtered,
+        expected_load=None if service.expected_growth_pct is None else 1 + service.expected_growth_pct / 100,
     )
 
 

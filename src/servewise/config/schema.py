@@ -100,6 +100,7 @@ class OperationsSection(Section):
     router: Router = "round_robin"
     price_kind: Literal["on_demand", "spot", "reserved"] = "on_demand"
     start_up_s: Positive | None = None
+    expected_growth_pct: Positive | None = None
 
 
 class BudgetSection(Section):

@@ -81,6 +81,8 @@ class Service:
         File with the user's own prices.
     calibration_paths : tuple of Path
         Files that ``servewise calibrate`` wrote.
+    expected_growth_pct : float or None [%]
+        How much more traffic than this the recommendation is to plan for, too.
     hosted_prices : tuple of HostedPrice
         What the user's providers charge for the model; empty: the built-in prices count.
     """
@@ -103,6 +105,7 @@ class Service:
     prices_path: Path | None
     calibration_paths: tuple[Path, ...] = ()
     hosted_prices: tuple[HostedPrice, ...] = ()
+    expected_growth_pct: float | None = None
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     min_scores: Mapping[str, float] = field(default_factory=dict)
 
@@ -139,6 +142,7 @@ def load_service(path: Path | str) -> Service:
         router=section.operations.router,
         price_kind=section.operations.price_kind,
         start_up_s=section.operations.start_up_s,
+        expected_growth_pct=section.operations.expected_growth_pct,
         hardware=_each(document, "hardware", section.hardware, _gpu),
         engines=_engines(document, section.engines),
         speculations=_speculations(document, section),

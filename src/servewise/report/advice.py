@@ -18,7 +18,7 @@ from servewise.units import HOURS_PER_MONTH, format_duration, format_usd
 __all__ = ["advice"]
 
 GROWTHS = (1.5, 2.0)
-"""Loads that growth is told for."""
+"""Loads that growth is told for, where none is expected."""
 
 
 def advice(plan: Plan, promise: Promise) -> tuple[AdviceSentence, ...]:
@@ -156,15 +156,21 @@ def _more(said: Said, winner: Side) -> Iterator[AdviceSentence]:
             f"while a {name} is down, without it {now} it{without}."
         )
         yield sentence("spare", text, "/failure")
-    parts, about = [], [winner]
+    parts: list[str] = []
+    about: list[Side | str] = [winner]
+    expected = None if said.what_if is None else said.what_if.expected_load
     for point in said.curve("load"):
         value, side = point.value, point.best
-        if value in GROWTHS and side is not None:
+        if value == expected and side is None:
+            parts.append(f"nothing keeps the promise at {value:g} times the load")
+            about.append(point.about)
+        elif value in ((expected,) if expected is not None else GROWTHS) and side is not None:
             change = percent(side.usd_per_h, winner.usd_per_h)
             parts.append(f"{value:g} times the load takes {side.words} at {format_usd(side.usd_per_h)}/h ({change})")
             about.append(side)
     if parts:
-        yield sentence("growth", f"If traffic grows: {'; '.join(parts)}.", *about)
+        grown = "If traffic grows" if expected is None else "When traffic has grown as expected"
+        yield sentence("growth", f"{grown}: {'; '.join(parts)}.", *about)
 
 
 def _worth(said: Said, winner: Side) -> Iterator[AdviceSentence]:

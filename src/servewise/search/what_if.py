@@ -96,7 +96,9 @@ def what_if(
     stricter = [change for change in changes if loosest((change.promise, search.promise)) == search.promise]
     looser = [change for change in changes if change not in stricter]
     goes_on = search.workload.span_s > 0
-    num_questions = 1 + bool(looser) + goes_on * len(LOAD_FACTORS)
+    expected = () if search.expected_load is None else (search.expected_load,)
+    loads = sorted({*LOAD_FACTORS, *expected}) if goes_on else []
+    num_questions = 1 + bool(looser) + len(loads)
 
     def both(promise: Promise) -> tuple[Question, Question]:
         """The question with a promise, to all shapes and to the winner's kind."""
@@ -116,14 +118,14 @@ def what_if(
     if looser:
         points(looser, ask([question for change in looser for question in both(change.promise)], 1.0, {}))
     at_lower: dict[int, int] = {}
-    for factor in LOAD_FACTORS if goes_on else ():
+    for factor in loads:
         carried = at_lower if factor < 1.0 else known
         # a deadline is not harder to keep at a higher load: what comes sooner may end sooner
         found = ask(both(search.promise), factor, carried if search.promise.deadline_s is None else {})
         points([replace(own, value=factor)], found)
-    loads = curves.pop("load")  # the last to be shown
+    over_load = curves.pop("load")  # the last to be shown
     if goes_on:
-        curves["load"] = loads
+        curves["load"] = over_load
     return WhatIf(
         num_shapes=len(members),
         num_simulated_requests=num_requests,
@@ -137,6 +139,7 @@ def what_if(
         ),
         largest_batch=largest_batch(search, winner),
         hosted=_hosted(search, winner.shape.deployment.model.name),
+        expected_load=search.expected_load,
     )
 
 

@@ -131,6 +131,8 @@ class Search:
         By model name: what buying its tokens costs.
     filtered : tuple of str
         What the quality floor or the hardware turned down before the search, in words.
+    expected_load : float or None
+        Load that the traffic is expected to grow to, as a multiple of it.
     """
 
     workload: Workload
@@ -149,6 +151,7 @@ class Search:
     calibrations: tuple[Calibration, ...] = ()
     hosted_prices: Mapping[str, tuple[HostedPrice, ...]] = field(default_factory=dict)
     filtered: tuple[str, ...] = ()
+    expected_load: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -181,6 +181,8 @@ class WhatIf:
         None where a replica's steps are not those of one batch: groups, ranks, stages, drafters.
     hosted : tuple of Hosted
         The winner's model, cheapest first.
+    expected_load : float or None
+        Load that the traffic is expected to grow to, as a multiple of it; None: nothing is said of it.
     """
 
     num_shapes: int
@@ -189,6 +191,7 @@ class WhatIf:
     variations: tuple[Variation, ...]
     largest_batch: LargestBatch | None
     hosted: tuple[Hosted, ...]
+    expected_load: float | None = None
 
     @property
     def fleets(self) -> tuple[Replanned, ...]:
