@@ -15,7 +15,7 @@ from servewise.search.questions import Question, answer, loosest
 from servewise.search.results import Result
 from servewise.search.shapes import enumerate_shapes
 from servewise.search.what_if import LOAD_FACTORS, largest_batch
-from servewise.types import Budget, PercentileLimit, Plan, Promise, Replanned, Search
+from servewise.types import Budget, PercentileLimit, Plan, Promise, Replanned, Search, Variation
 
 Make = Callable[..., Search]
 
@@ -48,6 +48,13 @@ def dollars(found: Plan) -> float | None:
     cost = found.candidates[found.winner].cost
     assert cost is not None
     return cost.usd_per_mtok_output_at_load
+
+
+def variation_of(found: Plan, variable: str) -> Variation:
+    """The plans over a variable."""
+    assert found.what_if is not None
+    (variation,) = (v for v in found.what_if.variations if v.variable == variable)
+    return variation
 
 
 def ask(
@@ -143,10 +150,8 @@ def test_the_plans_own_question_has_the_winner_for_an_answer(found: Plan) -> Non
 
 
 def test_a_stricter_promise_never_costs_less(found: Plan) -> None:
-    assert found.what_if is not None
     for name in ("ttft_s", "tpot_s"):
-        variation = found.what_if.variation(name)
-        assert variation is not None
+        variation = variation_of(found, name)
         costs = [p.best.usd_per_mtok_output_at_load if p.best else float("inf") for p in variation.points]
         # what a looser limit lets through counts as goodput, too, so that the same fleet costs a little less
         assert costs == sorted(costs, reverse=True)
@@ -253,10 +258,7 @@ def test_a_deadline_that_low_loads_miss_is_kept_at_higher_ones(make_search: Make
     search = make_search(gpus=("H100-SXM-80GB",), budget=Budget(max_gpus=2))
     span_s = search.workload.span_s
     found = plan(replace(search, promise=Promise(deadline_s=1.5 * span_s)), threads=2, with_what_if=True)
-    assert found.what_if is not None
-    load = found.what_if.variation("load")
-    assert load is not None
-    for point in load.points:
+    for point in variation_of(found, "load").points:
         assert (point.best is None) == (point.value <= 0.5), f"arrivals alone take {1 / point.value:.3g} spans"
 
 
@@ -264,7 +266,4 @@ def test_one_nine_more_than_asked_is_planned(make_search: Make) -> None:
     source = traffic.TrafficSource(profile="azure-conversation-2023", num_requests=6000)
     search = make_search(gpus=("H100-SXM-80GB",), workload=traffic.load(source), budget=Budget(max_gpus=1))
     found = plan(replace(search, promise=replace(search.promise, attainment=0.98)), threads=2, with_what_if=True)
-    assert found.what_if is not None
-    shares = found.what_if.variation("attainment")
-    assert shares is not None
-    assert [point.value for point in shares.points] == [0.9, 0.95, 0.98, 0.99, 0.995, 0.998]
+    assert [point.value for point in variation_of(found, "attainment").points] == [0.9, 0.95, 0.98, 0.99, 0.995, 0.998]

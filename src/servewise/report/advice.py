@@ -25,7 +25,7 @@ def advice(plan: Plan, promise: Promise) -> tuple[AdviceSentence, ...]:
     """The recommendation of a plan; empty when nothing keeps the promise."""
     if plan.winner is None:
         return ()
-    said = Said(plan=plan, promise=promise, what_if=plan.what_if, several_models=words.several_models(plan))
+    said = Said(plan=plan, promise=promise, several_models=words.several_models(plan))
     winner = said.of(plan.winner)
     return (
         *_chosen(said, winner),

@@ -103,8 +103,12 @@ class Said:
 
     plan: Plan
     promise: Promise
-    what_if: WhatIf | None
     several_models: bool
+
+    @property
+    def what_if(self) -> WhatIf | None:
+        """What was planned again."""
+        return self.plan.what_if
 
     def of(self, index: int) -> Side:
         """A candidate of the ranking."""

@@ -25,7 +25,7 @@ def cost_figures(report: PlanReport) -> dict[str, Figure]:
     found = report.plan.what_if
     if found is None:
         return {}
-    said = Said(plan=report.plan, promise=report.promise, what_if=found, several_models=several_models(report.plan))
+    said = Said(plan=report.plan, promise=report.promise, several_models=several_models(report.plan))
     return {f"{COST_FIGURE}{v.variable}": _cost_figure(said, v, found.hosted) for v in found.variations}
 
 

@@ -39,20 +39,22 @@ class Question:
     permits: Callable[[Deployment], bool] = lambda _deployment: True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """A shape under the load of the questions and the loosest of their promises; ``fewest`` as its bounds say."""
+@dataclass(slots=True, kw_only=True)
+class Runs:
+    """Fleets of one shape, each simulated once, until it has broken even the loosest promise.
+
+    Parameters
+    ----------
+    shape : Shape
+    load : Load
+        Of the questions, with the loosest of their promises.
+    at_least : int
+        Smaller fleets are known to break it.
+    """
 
     shape: Shape
     load: Load
-    fewest: int
-
-
-@dataclass(slots=True)
-class Runs:
-    """Fleets of one shape, each simulated once, until it has broken even the loosest promise."""
-
-    option: Option
+    at_least: int
     logs: dict[int, RequestLog | None] = field(default_factory=dict)
     verdicts: dict[tuple[Promise, int], bool] = field(default_factory=dict)
     num_requests_simulated: int = 0
@@ -60,19 +62,16 @@ class Runs:
     def log(self, num_replicas: int) -> RequestLog | None:
         """What happened to each request; None when the loosest promise was broken."""
         if num_replicas not in self.logs:
-            shape, load = self.option.shape, self.option.load
-            assert shape.memory is not None  # noqa: S101 (it fits)
-            trial = try_fleet(shape, shape.memory, load, num_replicas)
+            assert self.shape.memory is not None  # noqa: S101 (it fits)
+            trial = try_fleet(self.shape, self.shape.memory, self.load, num_replicas)
             self.num_requests_simulated += trial.outcome.num_simulated
-            self.logs[num_replicas] = None if trial.stopped else to_log(load.workload, trial.outcome)
+            self.logs[num_replicas] = None if trial.stopped else to_log(self.load.workload, trial.outcome)
         return self.logs[num_replicas]
 
     @property
     def fewest(self) -> int:
         """The fewest replicas that are not known to break even the loosest promise."""
-        load = self.option.load
-        broken_by = [n for n in self.logs if not self._kept(load.promise, n)]
-        return max([self.option.fewest, *(n + 1 for n in broken_by)])
+        return max([self.at_least, *(n + 1 for n in self.logs if not self._kept(self.load.promise, n))])
 
     def kept(self, promise: Promise, num_replicas: int) -> bool:
         """Whether a fleet keeps a promise; a larger one that was simulated and breaks it answers for it."""
@@ -190,7 +189,7 @@ def _ask(
     rule = stop_rule(base.promise, base.workload.num_requests)
     here = replace(scaled(load, scale) if scale != 1.0 else load, promise=base.promise, rule=rule)
     fewest = max(fewest, shape_bounds(base, shape.deployment, here).num_replicas)
-    runs = Runs(Option(shape=shape, load=here, fewest=fewest))
+    runs = Runs(shape=shape, load=here, at_least=fewest)
     sizes = []
     for position in asked:
         search = questions[position].search
@@ -230,7 +229,7 @@ def _fewest_kept(runs: Runs, promise: Promise, fewest: int, most: int) -> int | 
 
 
 def _replanned(search: Search, runs: Runs, num_replicas: int) -> Replanned:
-    log, shape = runs.log(num_replicas), runs.option.shape
+    log, shape = runs.log(num_replicas), runs.shape
     assert log is not None  # noqa: S101 (it keeps the promise)
     summary = summarize(log, search.promise, with_intervals=False)
     cost = price(search, shape.deployment, summary, num_replicas)

@@ -200,7 +200,3 @@ class WhatIf:
         points = [point for variation in self.variations for point in variation.points]
         found += [fleet for point in points for fleet in (point.best, point.stay)]
         return tuple(fleet for fleet in found if fleet is not None)
-
-    def variation(self, variable: str) -> Variation | None:
-        """The plans over a variable; None where it was not varied."""
-        return next((variation for variation in self.variations if variation.variable == variable), None)
