@@ -79,14 +79,15 @@ def starts(rendered: Rendered) -> Iterator[Start]:
 
 
 def _start(source: str, words: Sequence[str], env: Mapping[str, str]) -> Start:
-    """A command, with what a leading ``env`` sets and with the interpreter's usual name."""
+    """A command, with what a leading ``env`` sets and with the program's usual name, without its folder."""
     args, variables = list(words), dict(env)
     if args[0] == "env":
         del args[0]
         while re.match(r"[A-Za-z_]\w*=", args[0]):
             name, value = args.pop(0).split("=", 1)
             variables[name] = value
-    args[0] = "python" if args[0] == "python3" else args[0]
+    program = args[0].rsplit("/", 1)[-1]
+    args[0] = "python" if program == "python3" else program
     return Start(source=source, args=tuple(args), env=variables)
 
 

@@ -35,7 +35,8 @@ REFUSALS = ("error: invalid argument", "error while handling argument", "to show
 
 def program_of(args: Sequence[str]) -> str | None:
     """The program of a command whose parser can be asked; None for another."""
-    words = ["python" if word == "python3" else word for word in args]
+    program = args[0].rsplit("/", 1)[-1] if args else ""
+    words = ["python" if program == "python3" else program, *args[1:]]
     return next((name for name, start in COMMANDS.items() if tuple(words[: len(start)]) == start), None)
 
 

@@ -56,6 +56,9 @@ def _ranking(document: Mapping[str, Any], by_index: Mapping[int, Mapping[str, An
     lost = [each for each in ranking if by_index[each]["status"] != "kept"]
     if lost:
         yield f"candidates {lost} are ranked and do not keep the promise"
+    dollars = [by_index[each]["cost"]["usd_per_mtok_output_at_load"] for each in ranking]
+    if dollars != sorted(dollars):
+        yield f"the ranking's dollars per Mtok output at load do not ascend: {dollars}"
 
 
 def _candidate(candidate: Mapping[str, Any]) -> Iterator[str]:

@@ -120,6 +120,13 @@ def test_a_row_of_the_table_that_is_no_candidates_is_found(document: dict[str, A
     assert disagreeing_numbers(document, "\n".join(lines)) == ["row 1 of the printed ranking is no candidate's"]
 
 
+def test_a_ranking_that_is_not_by_cost_is_found(document: dict[str, Any], printed: str) -> None:
+    winner, *others = document["ranking"]
+    assert len(others) > 1
+    document["ranking"] = [winner, *reversed(others)]
+    assert any("do not ascend" in fault for fault in disagreeing_numbers(document, printed))
+
+
 def test_a_winner_that_does_not_lead_is_found(document: dict[str, Any], printed: str) -> None:
     document["ranking"].reverse()
     assert any("leads the ranking" in fault for fault in disagreeing_numbers(document, printed))

@@ -117,4 +117,4 @@ TOPOLOGIES: Mapping[str, tuple[tuple[EngineName, ...], Callable[[EngineName], De
 
 CASES: Mapping[str, Deployment] = {
     f"{engine}, {name}": make(engine) for name, (engines, make) in TOPOLOGIES.items() for engine in engines
-}
+} | {"llama.cpp, one GPU": ollama.as_llama_server(one("ollama"))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from deploy.fleets import CASES, DENSE, L40S, grouped, one
-from servewise.deploy import TARGETS, Rendered, Target, render
+from deploy.reading import commands, documents, option, values
+from servewise.deploy import TARGETS, Target, render
 from servewise.deploy.facts import engine_facts, table
 from servewise.deploy.marks import start_mark
 from servewise.engines import Launch
@@ -27,45 +27,15 @@ REFUSED = (
     {(case, "compose") for case in NODES}
     | {(case, "kserve") for case in CASES if case in NODES or "group" in case}
     | {(case, "ray-serve") for case in CASES if not case.startswith("vllm") or "DP" in case}
-    | {(case, "dynamo") for case in CASES if case.startswith(("tgi", "ollama"))}
+    | {(case, "dynamo") for case in CASES if case.startswith(("tgi", "ollama", "llama.cpp"))}
 )
 """What a target cannot express."""
 
 
-def documents(rendered: Rendered) -> list[Any]:
-    """All YAML documents of a target."""
-    return [found for file in rendered.files for found in YAML(typ="safe").load_all(file.text)]
-
-
-def commands(rendered: Rendered) -> dict[str, list[str]]:
-    """What each script runs, without its variables."""
-    found = {}
-    for file in rendered.files:
-        if file.name.endswith(".sh"):
-            args = shlex.split(file.text.splitlines()[-1])[1:]
-            if args[0] == "env":
-                args = [arg for arg in args[1:] if not re.match(r"[A-Z_]+=", arg)]
-            found[file.name.removesuffix(".sh")] = args
-    return found
-
-
-def values(tree: Any, key: str) -> Iterator[Any]:
-    """Everything that is called ``key`` in a tree."""
-    if isinstance(tree, dict):
-        yield from (found for name, found in tree.items() if name == key)
-        tree = list(tree.values())
-    if isinstance(tree, list):
-        for branch in tree:
-            yield from values(branch, key)
-
-
-def option(args: list[str], name: str) -> str:
-    return args[args.index(name) + 1]
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES)
-def test_every_topology_is_written_or_refused(case: str, target: Target) -> None:
+def test_every_topology_is_written_or_refused(case: str, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_marker")
     if (case, target) in REFUSED:
         with pytest.raises(InputError, match="use --target"):
             render(CASES[case], target, name="Chat & more")
@@ -73,7 +43,7 @@ def test_every_topology_is_written_or_refused(case: str, target: Target) -> None
     rendered = render(CASES[case], target, name="Chat & more")
     assert rendered.files
     assert all(file.checked and file.text.endswith("\n") for file in rendered.files)
-    assert all("HF_TOKEN=hf_" not in file.text for file in rendered.files)
+    assert all("hf_marker" not in file.text for file in rendered.files)
     if target == "command":
         return
     for document in documents(rendered):
@@ -377,6 +347,13 @@ def broken(**changes: object) -> Deployment:
         (one("vllm"), {"hosts": ("a", "b")}, "takes 1 machines; give --host 1 times"),
         (one("vllm"), {"hosts": ("$(touch x)",)}, "no name or IPv4 address"),
         (one("vllm"), {"hosts": ("a",), "target": "kubernetes"}, "--host is of --target command"),
+        (
+            CASES["vllm, several nodes"],
+            {"hosts": ("localhost", "b")},
+            "2 machines cannot reach each other at localhost, b",
+        ),
+        (one("vllm"), {"port": 80, "target": "kserve"}, "--port is of the other targets; kserve chooses"),
+        (one("vllm"), {"port": 80, "target": "dynamo"}, "--port is of the other targets; dynamo chooses"),
         (replace(one("vllm"), num_replicas=3), {"port": 65535}, "ports are 1 to 65535"),
         (replace(grouped("vllm"), engine="tgi"), {}, "tgi has no prefill and decode instances"),
     ],

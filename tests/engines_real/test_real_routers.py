@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -75,39 +76,65 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def routed(router: Any, folder: Path) -> Iterator[tuple[str, list[Server]]]:
-    """Three servers behind HAProxy as it is deployed for them."""
-    assert shutil.which("haproxy"), "haproxy is not installed; install it with: apt-get install haproxy"
-    port = free_port()
+def balancing(router: Any, folder: Path) -> Iterator[tuple[int, str]]:
+    """HAProxy as it is deployed for three servers: its port, after which theirs follow, and where its own pages are."""
+    port, status = free_port(), free_port()
     deployment = replace(CASES["vllm, several replicas"], router=router)
     (config,) = [f for f in render(deployment, "command", name="chat", port=port).files if f.name.endswith(".cfg")]
-    (folder / config.name).write_text(config.text.replace("127.0.0.1:8404", f"127.0.0.1:{free_port()}"))
-    servers = [Server(f"replica-{index}", port + 1 + index) for index in range(NUM_SERVERS)]
-    for server in servers:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    (folder / config.name).write_text(config.text.replace("127.0.0.1:8404", f"127.0.0.1:{status}"))
     balancer = subprocess.Popen(["haproxy", "-db", "-f", config.name], cwd=folder, stderr=subprocess.PIPE)
     try:
-        url = f"http://127.0.0.1:{port}/v1/models"
-        wait_for(url)
-        yield url, servers
+        yield port, f"http://127.0.0.1:{status}"
     finally:
         balancer.terminate()
         balancer.communicate()
-        for server in servers:
-            server.go_on.set()
-            server.shutdown()
-            server.server_close()
 
 
-def wait_for(url: str) -> None:
-    for _ in range(100):
+def serving(port: int) -> list[Server]:
+    """The three servers."""
+    servers = [Server(f"replica-{index}", port + 1 + index) for index in range(NUM_SERVERS)]
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    return servers
+
+
+@contextmanager
+def routed(router: Any, folder: Path) -> Iterator[tuple[str, list[Server]]]:
+    """Three servers behind HAProxy."""
+    with balancing(router, folder) as (port, _):
+        servers = serving(port)
         try:
-            urllib.request.urlopen(url, timeout=5)  # noqa: S310 (this machine)
-        except OSError:
-            time.sleep(0.1)
-        else:
+            url = f"http://127.0.0.1:{port}/v1/models"
+            wait_for(url)
+            yield url, servers
+        finally:
+            stop(servers)
+
+
+def stop(servers: list[Server]) -> None:
+    for server in servers:
+        server.go_on.set()
+        server.shutdown()
+        server.server_close()
+
+
+def wait_for(url: str, status: int = 200) -> None:
+    for _ in range(300):
+        if answered(url) == status:
             return
-    raise AssertionError(f"nothing answers at {url}")
+        time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer {status}")
+
+
+def answered(url: str) -> int:
+    """Status of an answer; 0 when there is none."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 (this machine)
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
 
 
 def ask(url: str, session: str = "", data: bytes | None = None) -> str:
@@ -146,3 +173,17 @@ def test_a_conversation_stays_with_its_server(tmp_path: Path) -> None:
         for _ in range(3):
             assert {session: ask(url, session) for session in first} == first
     assert set(first.values()) == {server.name for server in servers}
+
+
+def test_the_balancer_is_ready_while_a_server_is(tmp_path: Path) -> None:
+    with balancing("least_requests", tmp_path) as (port, status):
+        wait_for(f"{status}/ready", 503)
+        assert answered(f"{status}/health") == 200
+        assert answered(f"{status}/metrics") == 200
+        servers = serving(port)
+        try:
+            wait_for(f"{status}/ready")
+        finally:
+            stop(servers)
+        wait_for(f"{status}/ready", 503)
+        assert answered(f"{status}/health") == 200

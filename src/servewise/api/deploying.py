@@ -58,7 +58,7 @@ def deploy(
     hosts : sequence of str
         Machines of target ``command``.
     port : int
-        At which clients reach the service, where a target listens on a machine's own address.
+        At which clients reach the service: a machine's, or that of the service in Kubernetes.
     out_dir : Path, optional
         Where to make a new folder for the files; nothing is written without it.
 

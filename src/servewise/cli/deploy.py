@@ -30,7 +30,11 @@ __all__ = ["deploy"]
     help="A machine of target command; once for each.  [default: this one, or node-0 ...]",
 )
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Where clients reach the service."
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8000,
+    show_default=True,
+    help="Where clients reach the service; kserve and dynamo choose it themselves.",
 )
 @click.option(
     "--out",

@@ -11,6 +11,7 @@ from servewise.errors import InputError
 from servewise.types import ROLES, Deployment, EngineName, Role
 
 __all__ = [
+    "LAUNCHES",
     "checkpoint_notes",
     "command",
     "file_line",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
-from servewise.deploy.artefact import label, renamed_files
+from servewise.deploy.artefact import renamed_files
 from servewise.deploy.facts import engine_facts, image, router_facts
 from servewise.deploy.parts import Fleet, Member, Part, RouterPart
 from servewise.deploy.routers import router_launch
-from servewise.deploy.serving import DEFAULT_PORT, Place, served
+from servewise.deploy.serving import DEFAULT_PORT, Place, served, served_name
 from servewise.engines import Launch
 from servewise.errors import InputError
 
@@ -33,6 +34,8 @@ PROBES: Mapping[str, tuple[str, ...]] = {
     "llama.cpp": ("curl", "-fsS", "-o", "/dev/null", "{url}"),
     "haproxy": ("wget", "-q", "-O", "/dev/null", "{url}"),
 }
+PROGRAMS: Mapping[str, str] = {"python": "python3", "llama-server": "/app/llama-server"}
+"""Programs that images have by another name, or not in the PATH (`deploy.toml`)."""
 PYTHON_PROBE = ("python3", "-c", "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)", "{url}")
 """The images of the other programs have Python."""
 
@@ -51,17 +54,21 @@ class Container:
         By their path in the container.
     port, health_port : int
         Where it serves, and where it is asked for its health.
-    health : str
-        Path.
+    metrics_port : int
+        Where its metrics page is, if not where it serves; else 0.
+    health, ready : str
+        Paths: whether it runs, and whether it can serve.
     probe : tuple of str
-        Command in the container that succeeds when it is well.
+        Command in the container that succeeds when it can serve.
     """
 
     image: str
     args: list[str]
     port: int
     health: str
+    ready: str
     health_port: int
+    metrics_port: int = 0
     probe: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -93,10 +100,12 @@ def instance_container(part: Part, place: Place) -> Container:
     for path in part.paths:
         if not path.startswith("/"):
             raise InputError(f"model path {path!r} means nothing in a container; give an absolute one")
+        if part.keeps_models and PurePosixPath(path) == PurePosixPath(facts.cache):
+            raise InputError(f"model path {path!r} is where the container keeps what it makes or downloads; move it")
     start = served(part, place)
-    if facts.cache_env:
+    if facts.cache_env and part.keeps_models:
         start = replace(start, env={**start.env, facts.cache_env: facts.cache})
-    return _container(start, found, place, engine, facts.health, 0)
+    return _container(start, found, place, engine, facts.health, facts.health, 0)
 
 
 def model_container(part: Part, place: Place) -> Container | None:
@@ -105,8 +114,7 @@ def model_container(part: Part, place: Place) -> Container | None:
         return None
     server = instance_container(part, place)
     (modelfile,) = server.files
-    name = label(part.instance.model.name, "model")
-    return replace(server, args=["/bin/sh", "-c", CREATE_MODEL, "model", name, modelfile])
+    return replace(server, args=["/bin/sh", "-c", CREATE_MODEL, "model", served_name(part), modelfile])
 
 
 def router_container(fleet: Fleet, router: RouterPart, place_of: Callable[[Member], Place], place: Place) -> Container:
@@ -114,22 +122,25 @@ def router_container(fleet: Fleet, router: RouterPart, place_of: Callable[[Membe
     facts = router_facts(router.program)
     found = facts.image.format(version=fleet.deployment.engine_version)
     start = router_launch(router, place_of, place)
-    return _container(start, found, place, router.program, facts.health, facts.health_port)
+    made = _container(start, found, place, router.program, facts.health, facts.ready, facts.health_port)
+    return replace(made, metrics_port=facts.metrics_port)
 
 
-def _container(start: Launch, image: str, place: Place, program: str, health: str, health_port: int) -> Container:
+def _container(
+    start: Launch, image: str, place: Place, program: str, health: str, ready: str, health_port: int
+) -> Container:
     start = renamed_files(start, f"{FILES_DIR}/")
-    args = ["python3", *start.args[1:]] if start.args[0] == "python" else start.args
     asked = health_port or place.port
-    url = f"http://127.0.0.1:{asked}{health}"
+    url = f"http://127.0.0.1:{asked}{ready}"
     probe = tuple(url if arg == "{url}" else arg for arg in PROBES.get(program, PYTHON_PROBE))
     return Container(
         image=image,
-        args=list(args),
+        args=[PROGRAMS.get(start.args[0], start.args[0]), *start.args[1:]],
         env=start.env,
         files=start.files,
         port=place.port,
         health=health,
+        ready=ready,
         health_port=asked,
         probe=probe,
     )

@@ -65,15 +65,24 @@ class EngineFacts:
 class RouterFacts:
     """A router, as :class:`EngineFacts`; health and metrics may have ports of their own, 0 where they have none.
 
-    ``version`` is the one whose options are written; empty for the engine's own.
+    Parameters
+    ----------
+    version : str
+        The one whose options are written; empty for the engine's own.
+    ready : str
+        Path that tells whether anything is there to send requests to.
+    needs_driver : bool
+        Whether its program starts only where the GPU's driver is, though it computes nothing.
     """
 
     version: str
     image: str
     health: str
+    ready: str
     health_port: int
     metrics: str
     metrics_port: int
+    needs_driver: bool
     source: str
     checked: str
 

@@ -63,12 +63,12 @@ def models_claim(fleet: Fleet, name: str) -> dict[str, Any]:
 
 
 def pod_monitor(
-    app: str, part: str, path: str, port: int = 0, chosen: dict[str, str] | None = None
+    app: str, part: str, path: str, port: str | int = "http", chosen: dict[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """Scrape of a part's pods, each for itself; None when it has no metrics page."""
+    """Scrape of a part's pods, each for itself, at a port that they declare; None when it has no metrics page."""
     if not path:
         return None
-    endpoint = {"path": path, "interval": "15s"} | ({"targetPort": port} if port else {"port": "http"})
+    endpoint = {"path": path, "interval": "15s", "port" if isinstance(port, str) else "targetPort": port}
     spec = {"selector": {"matchLabels": chosen or selector(app, part)}, "podMetricsEndpoints": [endpoint]}
     return kubernetes_object("monitoring.coreos.com/v1", "PodMonitor", meta(app, part), spec)
 

@@ -81,6 +81,11 @@ class Part:
         return self.instance.engine not in engines and len(self.paths) < len(self._sources)
 
     @property
+    def keeps_models(self) -> bool:
+        """Whether it writes models to a folder: what it downloads, or what Ollama makes of a file."""
+        return self.downloads or self.instance.engine == "ollama"
+
+    @property
     def _sources(self) -> tuple[str, ...]:
         drafter, names = self.instance.speculation, [self.instance.model.name]
         if drafter is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from servewise.deploy.artefact import undollared
 from servewise.deploy.containers import FILES_DIR, Container, model_container, place_in
-from servewise.deploy.facts import engine_facts, gpu_label
+from servewise.deploy.facts import engine_facts, gpu_label, router_facts
 from servewise.deploy.parts import Part, RouterPart
 from servewise.deploy.serving import side_channel
 from servewise.types import GpuSpec
@@ -16,10 +16,14 @@ from servewise.types import GpuSpec
 __all__ = ["GPU_RESOURCE", "POD_PLACE", "TOKEN_SECRET", "instance_pod", "router_pod"]
 
 GPU_RESOURCE: Mapping[str, str] = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
+DRIVER: Mapping[str, str] = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+"""Has NVIDIA's container runtime put the driver into a container that asks for no GPU."""
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 TOKEN_SECRET, TOKEN = "hf-token", "HF_TOKEN"
 POD_PLACE = place_in("$(POD_IP)")
 """An instance's pod, as it sees itself: Kubernetes fills in its address."""
+POD: Mapping[str, Any] = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+"""A service called `vllm` would set VLLM_PORT, which vLLM reads as its own."""
 PERIOD_S = 10
 
 
@@ -55,15 +59,15 @@ def instance_pod(
     }
     if serves:
         main |= _probes(container, part.first_start_s)
-    spec: dict[str, Any] = {"automountServiceAccountToken": False, "containers": [main], "volumes": volumes}
+    spec: dict[str, Any] = {**POD, "containers": [main], "volumes": volumes}
     maker = model_container(part, POD_PLACE)
     if maker is not None:
         spec["initContainers"] = [_container("model", maker, mounts)]
     return spec | _on_gpus(part.instance.gpu)
 
 
-def router_pod(router: RouterPart, container: Container, app: str) -> dict[str, Any]:
-    """Pod of a router."""
+def router_pod(router: RouterPart, container: Container, app: str, gpu: GpuSpec) -> dict[str, Any]:
+    """Pod of a router; ``gpu`` is that of its nodes, where its program needs the driver."""
     name = router.name
     mounts, volumes = [], []
     if container.files:
@@ -73,19 +77,26 @@ def router_pod(router: RouterPart, container: Container, app: str) -> dict[str, 
     main["env"] += _field("POD_NAMESPACE", "metadata.namespace")
     main["resources"] = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
     main |= _probes(container, router.start_s)
-    return {"automountServiceAccountToken": False, "containers": [main], "volumes": volumes}
+    spec: dict[str, Any] = {**POD, "containers": [main], "volumes": volumes}
+    if not router_facts(router.program).needs_driver:
+        return spec
+    main["env"] += [{"name": name, "value": value} for name, value in DRIVER.items()]
+    return spec | _on_gpus(gpu)
 
 
 def _container(
     name: str, container: Container, mounts: Sequence[dict[str, Any]], more_args: Sequence[str] = ()
 ) -> dict[str, Any]:
+    ports = [{"name": "http", "containerPort": container.port}]
+    if container.metrics_port:
+        ports.append({"name": "metrics", "containerPort": container.metrics_port})
     return {
         "name": name,
         "image": container.image,
         "command": [undollared(container.args[0])],
         "args": [*map(undollared, container.args[1:]), *more_args],
         "env": [{"name": key, "value": undollared(value)} for key, value in container.env.items()],
-        "ports": [{"name": "http", "containerPort": container.port}],
+        "ports": ports,
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": list(mounts),
     }
@@ -113,10 +124,9 @@ def _volumes(part: Part, container: Container, files: str, claim: str) -> tuple[
         found.append(({"name": "shm", "emptyDir": size}, "/dev/shm", False))  # noqa: S108
     for number, path in enumerate(part.paths):
         found.append(({"name": f"model-{number}", "hostPath": {"path": path}}, path, True))
-    if part.instance.engine == "ollama":  # its store is one server's own
-        found.append(({"name": "models", "emptyDir": {}}, facts.cache, False))
-    elif part.downloads:
-        found.append(({"name": "models", "persistentVolumeClaim": {"claimName": claim}}, facts.cache, False))
+    if part.keeps_models:  # Ollama's store is one server's own
+        kept = {"persistentVolumeClaim": {"claimName": claim}} if part.downloads else {"emptyDir": {}}
+        found.append(({"name": "models", **kept}, facts.cache, False))
     mounts = [
         {"name": volume["name"], "mountPath": path} | ({"readOnly": True} if read_only else {})
         for volume, path, read_only in found
@@ -126,11 +136,12 @@ def _volumes(part: Part, container: Container, files: str, claim: str) -> tuple[
 
 def _probes(container: Container, first_start_s: float) -> dict[str, Any]:
     """Asked every ten seconds: failures end a start that takes too long, and a server that hangs for a minute."""
-    get = {"httpGet": {"path": container.health, "port": container.health_port}}
+    port = container.health_port
+    ready, alive = ({"httpGet": {"path": path, "port": port}} for path in (container.ready, container.health))
     return {
-        "startupProbe": get | {"periodSeconds": PERIOD_S, "failureThreshold": math.ceil(first_start_s / PERIOD_S)},
-        "readinessProbe": get | {"periodSeconds": PERIOD_S, "timeoutSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": get | {"periodSeconds": PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
+        "startupProbe": ready | {"periodSeconds": PERIOD_S, "failureThreshold": math.ceil(first_start_s / PERIOD_S)},
+        "readinessProbe": ready | {"periodSeconds": PERIOD_S, "timeoutSeconds": 5, "failureThreshold": 3},
+        "livenessProbe": alive | {"periodSeconds": PERIOD_S, "timeoutSeconds": 10, "failureThreshold": 6},
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from servewise.deploy.parts import Part
+from servewise.deploy.artefact import label
+from servewise.deploy.parts import Part, is_path
 from servewise.engines import Launch
 from servewise.errors import InputError
 
-__all__ = ["DEFAULT_PORT", "Place", "bootstrap_port", "node_args", "served", "side_channel"]
+__all__ = ["DEFAULT_PORT", "Place", "bootstrap_port", "node_args", "served", "served_name", "side_channel"]
 
 DEFAULT_PORT = 8000
 """vLLM's and TensorRT-LLM's own."""
@@ -20,7 +21,8 @@ SIDE_CHANNEL_PORT = 5600
 SIDE_CHANNEL_STEP = 16
 """Ports that an instance may take from its first on: one a rank."""
 DATA_PARALLEL_PORT = 13345
-INIT_PORT = 20000
+INIT_PORT, INIT_STEP = 20000, 16
+"""Of SGLang's ranks; an instance takes up to thirteen ports after its first (server_args.py of 0.5.23)."""
 TGI_MASTER_PORT, TGI_METRICS_PORT = 29500, 9000
 TRTLLM_METRICS = "return_perf_metrics: true\n"
 
@@ -79,6 +81,9 @@ def served(part: Part, place: Place) -> Launch:
             more = ["--host", place.bind, "--port", port, "--enable-metrics"]
             if part.role == "prefill":
                 more += ["--disaggregation-bootstrap-port", str(bootstrap_port(place))]
+            if part.instance.parallelism.data_parallel_size > 1 and part.num_nodes == 1:
+                # Its own choice, seven ports from port + 233 on, overlaps with that of an instance at the next port.
+                more += ["--dist-init-addr", f"127.0.0.1:{INIT_PORT + INIT_STEP * place.position}"]
             return replace(start, args=[*start.args, *more])
         case "tensorrt-llm":
             files = {name: text + TRTLLM_METRICS for name, text in start.files.items()}
@@ -94,6 +99,20 @@ def served(part: Part, place: Place) -> Launch:
             return replace(start, env={**start.env, "OLLAMA_HOST": f"{place.bind}:{port}"})
         case _:
             return replace(start, args=[*start.args, "--host", place.bind, "--port", port, "--metrics"])
+
+
+def served_name(part: Part) -> str:
+    """The name that clients ask an instance for.
+
+    Sources
+    -------
+    TensorRT-LLM ``serve/openai_server.py``: a folder is called by its own name. Ollama's is given to it by
+    ``ollama create``. The others call a model what they are started with; llama.cpp and TGI take any name.
+    """
+    name = part.instance.model.name
+    if part.instance.engine == "ollama":
+        return label(name, "model")
+    return name.rstrip("/").rsplit("/", 1)[-1] if part.instance.engine == "tensorrt-llm" and is_path(name) else name
 
 
 def node_args(part: Part, rank: int | str, first: str) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from servewise.deploy.artefact import Artefact, Rendered, label, renamed_files
+from servewise.deploy.artefact import Artefact, Rendered, renamed_files
 from servewise.deploy.command import shell_line
 from servewise.deploy.facts import table
 from servewise.deploy.machines import Machine, machines_of
@@ -14,14 +14,15 @@ from servewise.deploy.marks import instance_mark, router_mark
 from servewise.deploy.parts import Fleet, Member, Part
 from servewise.deploy.routers import router_launch
 from servewise.deploy.scrape import scrape_config
-from servewise.deploy.serving import DEFAULT_PORT, Place, node_args, served, side_channel
+from servewise.deploy.serving import DEFAULT_PORT, Place, node_args, served, served_name, side_channel
 from servewise.engines import Launch
 from servewise.errors import InputError
 
 __all__ = ["render"]
 
 LOCAL = "127.0.0.1"
-EVERYWHERE = "0.0.0.0"  # noqa: S104 (only where several machines have to reach each other; a note says so)
+EVERYWHERE = "0.0.0.0"  # noqa: S104 (only where a machine is named, or several reach each other; a note says so)
+LOCAL_NAMES = (LOCAL, "localhost")
 LAST_PORT = 65535
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 VISIBLE: Mapping[str, str] = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
@@ -34,7 +35,8 @@ def render(fleet: Fleet, *, hosts: Sequence[str] = (), port: int = DEFAULT_PORT)
     ----------
     fleet : Fleet
     hosts : sequence of str
-        Names or addresses of the machines; ``node-0`` and so on by default, or this one when there is one only.
+        Names or addresses of the machines; ``node-0`` and so on by default, or this one when there is one only. A
+        machine that is named is reached from others, unless it is called 127.0.0.1 or localhost.
     port : int
         Of what clients talk to; the others follow.
 
@@ -62,7 +64,8 @@ def render(fleet: Fleet, *, hosts: Sequence[str] = (), port: int = DEFAULT_PORT)
     files["prometheus.yml"] = Artefact(
         name="prometheus.yml", text=scrape, checked=(f"prometheus.yml: {table('prometheus')['checked']}",)
     )
-    return Rendered(target="command", files=tuple(files.values()), notes=_notes(fleet, hosts))
+    shared = any(places[member].position for member in where)
+    return Rendered(target="command", files=tuple(files.values()), notes=_notes(fleet, hosts, shared))
 
 
 def _checked_hosts(hosts: Sequence[str], num_machines: int) -> Sequence[str]:
@@ -73,7 +76,9 @@ def _checked_hosts(hosts: Sequence[str], num_machines: int) -> Sequence[str]:
     for host in hosts:
         if not HOST.fullmatch(host):
             raise InputError(f"host {host!r} is no name or IPv4 address of a machine")
-    return hosts
+    if any(host in LOCAL_NAMES for host in hosts) and num_machines > 1:
+        raise InputError(f"{num_machines} machines cannot reach each other at {', '.join(hosts)}; name each")
+    return [LOCAL if host in LOCAL_NAMES else host for host in hosts]
 
 
 def _places(
@@ -84,7 +89,7 @@ def _places(
     port: int,
 ) -> dict[Member, Place]:
     """Where everything listens: routers on the first machine, what clients talk to at ``port``."""
-    bind = LOCAL if hosts == [LOCAL] else EVERYWHERE
+    bind = LOCAL if LOCAL in hosts else EVERYWHERE
     members = [Member(router.name) for router in reversed(fleet.routers)]
     found: dict[Member, Place] = {}
     for member in [*members, *where]:
@@ -121,7 +126,7 @@ def _instance(
         found.append(Artefact(name=f"{title}.sh", text=script, checked=(instance_mark(part, own),)))
     if engine == "ollama":
         create = Launch(
-            args=["ollama", "create", label(part.instance.model.name, "model"), "-f", f"{part.name}-Modelfile"],
+            args=["ollama", "create", served_name(part), "-f", f"{part.name}-Modelfile"],
             env={"OLLAMA_HOST": start.env["OLLAMA_HOST"]},
         )
         title = f"{member.part}-{member.index}-model"
@@ -134,13 +139,17 @@ def _script(title: str, start: Launch) -> str:
     return f"#!/bin/sh\n# {title}\nexec {shell_line(start)}\n"
 
 
-def _notes(fleet: Fleet, hosts: Sequence[str]) -> tuple[str, ...]:
+def _notes(fleet: Fleet, hosts: Sequence[str], shared: bool) -> tuple[str, ...]:
     words = ["start each process in the folder of the files, on the machine that it names, the instances first"]
-    if len(hosts) > 1:
+    if LOCAL not in hosts:
+        several = f"the {len(hosts)} machines ({', '.join(hosts)}) reach each other at these names"
+        one = f"it listens on all addresses of {hosts[0]}; without --host at 127.0.0.1 only"
         words.append(
-            f"the {len(hosts)} machines ({', '.join(hosts)}) reach each other at these names; nothing is encrypted or "
-            "asks for a key, so keep the ports within a private network"
+            f"{several if len(hosts) > 1 else one}; nothing is encrypted or asks for a key, so keep the ports within a "
+            "private network"
         )
+    if fleet.deployment.engine == "tgi" and shared:
+        words.append("that text-generation-launcher has --prometheus-port, so that several share a machine, is assumed")
     if fleet.parts[0].downloads:
         words.append("models with a licence to accept need HF_TOKEN in the environment")
     return tuple(words)

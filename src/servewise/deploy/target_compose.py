@@ -13,7 +13,7 @@ from servewise.deploy.containers import (
     place_in,
     router_container,
 )
-from servewise.deploy.facts import engine_facts, table
+from servewise.deploy.facts import engine_facts, router_facts, table
 from servewise.deploy.machines import machines_of
 from servewise.deploy.marks import container_marks
 from servewise.deploy.parts import Fleet, Member, Part
@@ -53,11 +53,16 @@ def render(fleet: Fleet, *, name: str, port: int) -> Rendered:
         after = {_name(member): {"condition": "service_healthy"} for pool in router.pools.values() for member in pool}
         service = _service(container, router.name, configs) | {"depends_on": after}
         service["healthcheck"]["start_period"] = f"{round(router.start_s)}s"
+        if router_facts(router.program).needs_driver:
+            gpus = where[router.pools["prefill"][0]][0][1]
+            service["deploy"] = {"resources": {"reservations": {"devices": [_devices(gpus)]}}}
         services[router.name] = service
     entry = _name(fleet.entry)
     services[entry]["ports"] = [f"127.0.0.1:{port}:{_place(fleet.entry).port}"]
     services["prometheus"] = _prometheus(fleet, configs)
-    document = {"name": label(name), "services": services, "volumes": {MODELS: {}}, "configs": configs}
+    document: dict[str, Any] = {"name": label(name), "services": services, "configs": configs}
+    if any(part.keeps_models for part in fleet.parts):
+        document["volumes"] = {MODELS: {}}
     checked = (f"Compose: {table('compose')['checked']}", *container_marks(fleet))
     notes = [
         f"docker compose up -d; it serves at 127.0.0.1:{port}, and asks for no key",
@@ -86,7 +91,7 @@ def _instance(part: Part, member: Member, gpus: tuple[int, ...], configs: dict[s
     service = _service(instance_container(part, place), part.name, configs)
     service["environment"] |= dict(side_channel(part, place))
     volumes: list[dict[str, Any]] = []
-    if facts.cache:
+    if part.keeps_models:
         volumes.append({"type": "volume", "source": MODELS, "target": facts.cache})
     paths = map(undollared, part.paths)
     volumes += [{"type": "bind", "source": path, "target": path, "read_only": True} for path in paths]
@@ -106,13 +111,16 @@ def _instance(part: Part, member: Member, gpus: tuple[int, ...], configs: dict[s
     memory_gib = part.memory_gib + part.weights_gib + round(facts.shm_gib)
     limits = {"limits": {"memory": f"{memory_gib}g"}, "reservations": {"cpus": str(part.num_cpus)}}
     if part.instance.gpu.vendor == "nvidia":
-        device = {"driver": "nvidia", "device_ids": [str(gpu) for gpu in gpus], "capabilities": ["gpu"]}
-        limits["reservations"] |= {"devices": [device]}  # type: ignore[dict-item]
+        limits["reservations"] |= {"devices": [_devices(gpus)]}  # type: ignore[dict-item]
     else:  # AMD's driver has no reservations; every device is seen, and a variable chooses
         service |= {"devices": ["/dev/kfd", "/dev/dri"], "group_add": ["video"]}
         service["environment"]["HIP_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     service["deploy"] = {"resources": limits}
     return found | {name: service}
+
+
+def _devices(gpus: tuple[int, ...]) -> dict[str, Any]:
+    return {"driver": "nvidia", "device_ids": [str(gpu) for gpu in gpus], "capabilities": ["gpu"]}
 
 
 def _service(container: Container, owner: str, configs: dict[str, Any]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _frontend(engine: str, policy: str) -> dict[str, Any]:
         "name": "Frontend",
         "type": "frontend",
         "replicas": 1,
-        "podTemplate": {"spec": {"containers": [container]}},
+        "podTemplate": {"spec": {"enableServiceLinks": False, "containers": [container]}},
     }
 
 
@@ -111,10 +111,11 @@ def _worker(part: Part, app: str) -> tuple[dict[str, Any], Container]:
     container = Container(
         image=table("dynamo")["images"][engine],
         args=["python3", "-m", MODULES[engine], *worker_args(replace(part, start=start))],
-        env={facts.cache_env: facts.cache},
+        env={facts.cache_env: facts.cache} if part.keeps_models else {},
         files=start.files,
         port=DEFAULT_PORT,
         health="/health",
+        ready="/health",
         health_port=DEFAULT_PORT,
         probe=(),
     )

@@ -32,8 +32,15 @@ NAMESPACE = "${POD_NAMESPACE}.svc.cluster.local"
 """HAProxy asks the cluster's DNS itself, which knows whole names only."""
 
 
-def render(fleet: Fleet, *, name: str) -> Rendered:
+def render(fleet: Fleet, *, name: str, port: int) -> Rendered:
     """Manifests.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    name : str
+    port : int
+        Of the service that clients talk to; pods have ports of their own.
 
     Raises
     ------
@@ -49,21 +56,20 @@ def render(fleet: Fleet, *, name: str) -> Rendered:
         documents += _instances(part, app, claim)
     for router in fleet.routers:
         documents += _router(fleet, router, app)
-    documents.append(_entry(fleet, app))
+    documents.append(_entry(fleet, app, port))
     checked = (f"manifests: {table('kubernetes')['checked']}", *container_marks(fleet))
     monitors = [
         pod_monitor(app, part.name, engine_facts(part.instance.engine).metrics, chosen=_serving(app, part))
         for part in fleet.parts
     ]
     monitors += [
-        pod_monitor(app, router.name, router_facts(router.program).metrics, router_facts(router.program).metrics_port)
-        for router in fleet.routers
+        pod_monitor(app, router.name, router_facts(router.program).metrics, "metrics") for router in fleet.routers
     ]
     files = [Artefact(name="manifests.yaml", text=join_yaml([yaml_text(d) for d in documents]), checked=checked)]
     scraped = [yaml_text(monitor) for monitor in monitors if monitor is not None]
     if scraped:
         files.append(Artefact(name="podmonitors.yaml", text=join_yaml(scraped), checked=checked[:1]))
-    return Rendered(target="kubernetes", files=tuple(files), notes=_notes(fleet, app))
+    return Rendered(target="kubernetes", files=tuple(files), notes=_notes(fleet, app, port))
 
 
 def _instances(part: Part, app: str, claim: str) -> list[dict[str, Any]]:
@@ -75,7 +81,7 @@ def _instances(part: Part, app: str, claim: str) -> list[dict[str, Any]]:
     pod = {"metadata": {"labels": selector(app, part.name)}}
     pod["spec"] = instance_pod(part, container, app=app, claim=claim)
     service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector(app, part.name)}
-    found.append(kubernetes_object("v1", "Service", head, service | {"ports": [_port(DEFAULT_PORT)]}))
+    found.append(kubernetes_object("v1", "Service", head, service | {"ports": [_port()]}))
     spec = {
         "serviceName": head["name"],
         "replicas": part.count,
@@ -114,15 +120,16 @@ def _router(fleet: Fleet, router: RouterPart, app: str) -> list[dict[str, Any]]:
     )
     head = meta(app, router.name)
     pods = {"labels": selector(app, router.name)}
+    gpu = fleet.parts[0].instance.gpu
     spec = {
         "replicas": 1,  # it counts requests and remembers prompts: two would each know half
         "selector": {"matchLabels": selector(app, router.name)},
-        "template": {"metadata": pods, "spec": router_pod(router, container, app)},
+        "template": {"metadata": pods, "spec": router_pod(router, container, app, gpu)},
     }
     found = [config_map(app, router.name, container.files)] if container.files else []
     found.append(kubernetes_object("apps/v1", "Deployment", head, spec))
     if router.name != fleet.entry.part:  # another router has to find it
-        service = {"selector": selector(app, router.name), "ports": [_port(DEFAULT_PORT)]}
+        service = {"selector": selector(app, router.name), "ports": [_port()]}
         found.append(kubernetes_object("v1", "Service", head, service))
     return found
 
@@ -135,11 +142,11 @@ def _place(fleet: Fleet, app: str, member: Member, program: str) -> Place:
     return place_in(f"{name}.{NAMESPACE}" if program == "haproxy" else name)
 
 
-def _entry(fleet: Fleet, app: str) -> dict[str, Any]:
+def _entry(fleet: Fleet, app: str, port: int) -> dict[str, Any]:
     """The service that clients talk to."""
     chosen = selector(app, fleet.entry.part) if fleet.routers else _serving(app, fleet.parts[0])
     return kubernetes_object(
-        "v1", "Service", meta(app, "entry") | {"name": app}, {"selector": chosen, "ports": [_port(DEFAULT_PORT)]}
+        "v1", "Service", meta(app, "entry") | {"name": app}, {"selector": chosen, "ports": [_port(port)]}
     )
 
 
@@ -148,13 +155,13 @@ def _serving(app: str, part: Part) -> dict[str, str]:
     return selector(app, part.name) | (LEADER_LABEL if part.num_nodes > 1 else {})
 
 
-def _port(number: int) -> dict[str, Any]:
-    return {"name": "http", "port": number, "targetPort": number}
+def _port(number: int = DEFAULT_PORT) -> dict[str, Any]:
+    return {"name": "http", "port": number, "targetPort": DEFAULT_PORT}
 
 
-def _notes(fleet: Fleet, app: str) -> tuple[str, ...]:
+def _notes(fleet: Fleet, app: str, port: int) -> tuple[str, ...]:
     words = [
-        f"kubectl apply -f manifests.yaml; within the cluster it serves at http://{app}:{DEFAULT_PORT}, without a key",
+        f"kubectl apply -f manifests.yaml; within the cluster it serves at http://{app}:{port}, without a key",
         "podmonitors.yaml needs the Prometheus Operator",
         *gpu_notes(fleet),
     ]
@@ -166,6 +173,11 @@ def _notes(fleet: Fleet, app: str) -> tuple[str, ...]:
         )
     if fleet.parts[0].paths:
         words.append("a model's path has to exist on every node that may run a pod")
+    if any(router_facts(router.program).needs_driver for router in fleet.routers):
+        words.append(
+            "a router of TensorRT-LLM needs the GPU's driver: it runs on a node with GPUs and asks for none; that "
+            "works where NVIDIA's runtime is the default and honours NVIDIA_VISIBLE_DEVICES; elsewhere give it a GPU"
+        )
     if any(part.num_nodes > 1 for part in fleet.parts):
         words.append("replicas on several nodes need the LeaderWorkerSet controller")
     return tuple(words)

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servewise.deploy.artefact import Artefact, Rendered, label, yaml_text
+from servewise.deploy.containers import EVERYWHERE
 from servewise.deploy.facts import ray_accelerator, table
+from servewise.deploy.machines import machines_of
 from servewise.deploy.parts import Fleet, Part
 from servewise.errors import InputError
 
@@ -51,12 +53,14 @@ def render(fleet: Fleet, *, name: str, port: int) -> Rendered:
         arguments = {"llm_configs": [_config(part, part.count, ROUTERS[deployment.router])]}
         builder = "ray.serve.llm:build_openai_app"
     application = {"name": label(name), "route_prefix": "/", "import_path": builder, "args": arguments}
-    document = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
+    several = len(machines_of(fleet)[0]) > 1
+    host = EVERYWHERE if several else "127.0.0.1"
+    document = {"http_options": {"host": host, "port": port}, "applications": [application]}
     checked = (f"Ray Serve: {table('ray')['checked']}",)
     return Rendered(
         target="ray-serve",
         files=(Artefact(name="serve.yaml", text=yaml_text(document), checked=checked),),
-        notes=_notes(fleet),
+        notes=_notes(fleet, several),
     )
 
 
@@ -98,10 +102,13 @@ def _value(text: str) -> int | float | str:
     return text
 
 
-def _notes(fleet: Fleet) -> tuple[str, ...]:
+def _notes(fleet: Fleet, several: bool) -> tuple[str, ...]:
     ray, deployment = table("ray"), fleet.deployment
     words = [
         "serve deploy serve.yaml, or the text as serveConfigV2 of a RayService",
+        "it listens on all addresses of its machines and asks for no key: keep the port within a private network"
+        if several
+        else f"it listens at 127.0.0.1 of its machine; for a RayService, reached from others, set host to {EVERYWHERE}",
         f"Ray {ray['version']} brings vLLM {ray['vllm']}, the plan is for {deployment.engine_version}",
         "the replicas' metrics come with Ray's own, on each node; HF_TOKEN is taken from the environment of its nodes",
     ]
