@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from servewise import perf
-from servewise.search.bounds import Bounds, bounds, idle_ranks
-from servewise.search.families import most_replicas
+from servewise.search.families import most_replicas, shape_bounds
 from servewise.search.fleet import Load, summary_of, try_fleet
-from servewise.search.groups import group_bounds
 from servewise.search.limits import replicas, runs_full
 from servewise.search.pricing import price
 from servewise.search.results import Result
 from servewise.search.shapes import Shape
-from servewise.sim import Outcome, caches_prefixes, num_ranks
+from servewise.sim import Outcome
 from servewise.types import (
     VERY_LIKELY_FRAC,
     Assurance,
@@ -221,26 +219,10 @@ def _fewest(search: Search, drawn: _Drawn) -> tuple[int | None, int]:
     deployment = drawn.shape.deployment
     fewest = []
     for load in drawn.loads:
-        bound = _bound(search, load, deployment)
+        bound = shape_bounds(search, deployment, load)
         if load.rule is None or bound.num_hopeless <= load.rule.max_bad:
             fewest.append(bound.num_replicas)
     num_hopeless = len(drawn.loads) - len(fewest)
     if len(fewest) < drawn.num_needed:
         return None, num_hopeless
     return sorted(fewest)[drawn.num_needed - 1], num_hopeless
-
-
-def _bound(search: Search, load: Load, deployment: Deployment) -> Bounds:
-    """What no fleet beats under drawn step times."""
-    if deployment.disaggregation is not None:
-        return group_bounds(load, deployment)
-    return bounds(
-        load.packed,
-        idle_ranks(load.step_model.table, num_ranks(deployment)),
-        search.promise,
-        load.rule,
-        knows_prefix=search.workload.prefix is not None and caches_prefixes(deployment),
-        num_ranks=deployment.parallelism.data_parallel_size,
-        num_stages=deployment.parallelism.pipeline_parallel_size,
-        tokens_per_step=deployment.max_tokens_per_step,
-    )
