@@ -30,10 +30,10 @@ PERCENTS = ("quality_recovery_pct", "expected_pct")
 
 def disagreeing_numbers(document: Mapping[str, Any]) -> list[str]:
     """The numbers of the recommendation that no field of its parts bears out, each with its sentence."""
-    winner = f"/candidates/{document['winner']}"
+    winner = () if document["winner"] is None else (f"/candidates/{document['winner']}",)
     wrong = []
     for said in document["advice"]:
-        parts = [list(_leaves(_resolve(document, pointer))) for pointer in dict.fromkeys((winner, *said["about"]))]
+        parts = [list(_leaves(_resolve(document, pointer))) for pointer in dict.fromkeys((*winner, *said["about"]))]
         parts += [[("promise." + key, value) for key, value in _leaves(document["promise"])]]
         wrong += [
             f"{number!r} in {said['topic']}: {said['text']}" for number in _unborne(said["text"], document, parts)

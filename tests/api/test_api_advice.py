@@ -113,3 +113,25 @@ def test_own_prices_by_the_token_replace_the_built_in_ones(plan: Command) -> Non
     dear = plan(hosted=[{**offer, "usd_per_mtok_output": 1e6}]).document
     (said,) = (said for said in dear["advice"] if said["topic"] == "hosted")
     assert "a fleet of one's own is cheaper from 0.125 times the load on" in said["text"]
+
+
+def test_the_page_shows_it_and_obeys_no_name(plan: Command) -> None:
+    offer = {"provider": "<script>alert(1)</script>", "usd_per_mtok_input": 0.5, "usd_per_mtok_output": 1.0}
+    (folder,) = plan(hosted=[offer]).folders
+    page = (folder / "plan.html").read_text(encoding="utf-8")
+    assert "<script>alert(1)" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<h2>Recommendation</h2>" in page
+    for variable in ("ttft_s", "tpot_s", "attainment", "load"):
+        assert f'id="cost-{variable}"' in page
+        assert f'"cost-{variable}": ' in page or f'"cost-{variable}":' in page
+
+
+def test_without_a_winner_it_says_what_could_be_promised(plan: Command) -> None:
+    ended = plan(promise={"ttft_s": 0.02, "tpot_s": 0.05, "attainment": 0.95}, budget={"max_gpus": 1})
+    assert ended.code == 3
+    topics = [said["topic"] for said in ended.document["advice"]]
+    assert topics == ["promise", "promise", "promise", "load"]
+    assert disagreeing_numbers(ended.document) == []
+    assert "Recommendation" in ended.out
+    assert ended.document["advice"][0]["text"].startswith("TTFT limit: even at 40 ms nothing keeps the promise")

@@ -267,3 +267,36 @@ def test_one_nine_more_than_asked_is_planned(make_search: Make) -> None:
     search = make_search(gpus=("H100-SXM-80GB",), workload=traffic.load(source), budget=Budget(max_gpus=1))
     found = plan(replace(search, promise=replace(search.promise, attainment=0.98)), threads=2, with_what_if=True)
     assert [point.value for point in variation_of(found, "attainment").points] == [0.9, 0.95, 0.98, 0.99, 0.995, 0.998]
+
+
+def test_without_a_winner_looser_promises_and_lower_loads_are_planned(make_search: Make) -> None:
+    source = traffic.TrafficSource(profile="azure-conversation-2023", num_requests=400, rate_rps=6.0)
+    search = make_search(
+        gpus=("L40S-48GB",),
+        workload=traffic.load(source),
+        promise=Promise(ttft_s=1.0, tpot_s=0.03, attainment=0.99),
+        budget=Budget(max_gpus=1),
+    )
+    found = plan(search, threads=2, with_what_if=True)
+    assert found.winner is None
+    assert found.what_if is not None
+    assert not found.what_if.alternatives
+    assert found.what_if.largest_batch is None
+    tpot, load = variation_of(found, "tpot_s"), variation_of(found, "load")
+    for variation in found.what_if.variations:
+        assert all(point.stay is None for point in variation.points)
+    (own,) = (point for point in load.points if point.value == 1.0)
+    assert own.best is None
+    assert all(point.value >= 0.03 for point in tpot.points)
+    kept = [point for point in (*tpot.points, *load.points) if point.best is not None]
+    assert kept, "nothing is found, so that nothing is tested"
+    point = kept[0]
+    asked = replace(search, promise=replace(search.promise, tpot_s=point.value)) if point in tpot.points else None
+    if asked is None:
+        faster = replace(search.workload, arrival_s=search.workload.arrival_s / point.value)
+        asked = replace(search, workload=faster)
+    assert point.best is not None
+    cheapest = dollars(plan(asked, threads=2))
+    assert cheapest is not None
+    # of shapes that differ in settings alone only both ends are asked where none keeps the plan's own promise
+    assert cheapest <= point.best.usd_per_mtok_output_at_load <= 1.02 * cheapest

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from servewise.report import sureness, words
-from servewise.report.advice_changes import changes, hosted, nines
+from servewise.report.advice_changes import changes, hosted, instead, nines
 from servewise.report.advice_parts import Said, Side, percent, scores, sentence, traded
 from servewise.report.operation_words import unit
 from servewise.types import EFFORTS, AdviceSentence, Plan, Promise
@@ -22,10 +22,10 @@ GROWTHS = (1.5, 2.0)
 
 
 def advice(plan: Plan, promise: Promise) -> tuple[AdviceSentence, ...]:
-    """The recommendation of a plan; empty when nothing keeps the promise."""
-    if plan.winner is None:
-        return ()
+    """The recommendation of a plan; what could be promised instead when nothing keeps the promise."""
     said = Said(plan=plan, promise=promise, several_models=words.several_models(plan))
+    if plan.winner is None:
+        return tuple(instead(said))
     winner = said.of(plan.winner)
     return (
         *_chosen(said, winner),

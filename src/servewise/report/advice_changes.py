@@ -13,7 +13,7 @@ from servewise.report.operation_words import unit
 from servewise.types import AdviceSentence, AdviceTopic, Promise
 from servewise.units import format_duration, format_usd
 
-__all__ = ["asked", "changes", "hosted", "limit_name", "limit_words", "nines"]
+__all__ = ["asked", "changes", "hosted", "instead", "limit_name", "limit_words", "nines"]
 
 
 def changes(said: Said, winner: Side) -> Iterator[AdviceSentence]:
@@ -28,6 +28,22 @@ def changes(said: Said, winner: Side) -> Iterator[AdviceSentence]:
         parts, about = _around(said.curve(name), asked(said.promise, name), winner, shown)
         if parts:
             yield sentence(topic, f"{limit_name(name)}: {'; '.join(parts)}.", winner, *about)
+
+
+def instead(said: Said) -> Iterator[AdviceSentence]:
+    """The nearest value of each limit, and the nearest load, at which something keeps the promise."""
+    for variation in () if said.what_if is None else said.what_if.variations:
+        name = variation.variable
+        own, points = asked(said.promise, name), said.curve(name)
+        points.sort(key=lambda point: abs(point.value - own))
+        topic: AdviceTopic = "load" if name == "load" else "promise"
+        found = next((point for point in points if point.best is not None), None)
+        if found is None or found.best is None:
+            text = f"{limit_name(name)}: even at {limit_words(name, points[-1].value)} nothing keeps the promise."
+            yield sentence(topic, text, points[-1].about)
+        else:
+            keeps = f"{found.best.words} keeps the promise, {format_usd(found.best.usd_per_mtok)} per Mtok output"
+            yield sentence(topic, f"{limit_name(name)}: at {limit_words(name, found.value)} {keeps}.", found.best)
 
 
 def _price(said: Said, winner: Side) -> Iterator[AdviceSentence]:

@@ -86,7 +86,7 @@ def plan(
             if best is not None and explanation is not None:
                 precisions = by_precision(search, best, explanation, results, pool)
             tell("operation", 1, 1)
-            if with_what_if and best is not None:
+            if with_what_if and results:
                 changes = what_if(search, results, best, _good(results), pool, tell)
         except KeyboardInterrupt:  # what was found is worth keeping
             pool.shutdown(cancel_futures=True)

@@ -57,7 +57,7 @@ class Change:
 def what_if(
     search: Search,
     results: Sequence[Result],
-    winner: Result,
+    winner: Result | None,
     first: Sequence[int],
     pool: Executor,
     tell: Callable[[str, int, int], None],
@@ -69,7 +69,8 @@ def what_if(
     search : Search
     results : sequence of Result
         Of the whole search.
-    winner : Result
+    winner : Result or None
+        Without one only looser promises and lower loads are planned.
     first : sequence of int
         Indices of good shapes, the winner first.
     pool : Executor
@@ -90,14 +91,17 @@ def what_if(
 
     # what breaks the plan's promise breaks stricter ones, and a promise without a deadline at higher loads, too
     known = {result.shape.index: result.fewest for result in shortlist}
+    own_deployment = None if winner is None else winner.shape.deployment
     deployments = [result.shape.deployment for result in shortlist]
-    choices = list(_choices(search, deployments, winner.shape.deployment.model.name))
+    choices = [] if own_deployment is None else list(_choices(search, deployments, own_deployment.model.name))
     changes = _changes(search.promise, search.workload.num_requests)
     stricter = [change for change in changes if loosest((change.promise, search.promise)) == search.promise]
     looser = [change for change in changes if change not in stricter]
     goes_on = search.workload.span_s > 0
     expected = () if search.expected_load is None else (search.expected_load,)
     loads = sorted({*LOAD_FACTORS, *expected}) if goes_on else []
+    if winner is None:  # what is stricter is broken, too
+        stricter, loads = [], [load for load in loads if load < 1.0]
     num_questions = 1 + bool(looser) + len(loads)
 
     def both(promise: Promise) -> tuple[Question, Question]:
@@ -109,7 +113,7 @@ def what_if(
         for change, best, stay in zip(changed, fleets[::2], fleets[1::2], strict=True):
             curves.setdefault(change.name, []).append(VariationPoint(value=change.value, best=best, stay=stay))
 
-    kind = family_of(winner.shape.deployment)
+    kind = None if own_deployment is None else family_of(own_deployment)
     curves: dict[str, list[VariationPoint]] = {}
     own = Change(name="load", value=1.0, promise=search.promise)
     promised = [question for change in (own, *stricter) for question in both(change.promise)]
@@ -137,8 +141,8 @@ def what_if(
             Variation(variable=name, points=tuple(sorted(points, key=lambda point: point.value)))
             for name, points in curves.items()
         ),
-        largest_batch=largest_batch(search, winner),
-        hosted=_hosted(search, winner.shape.deployment.model.name),
+        largest_batch=None if winner is None else largest_batch(search, winner),
+        hosted=() if own_deployment is None else _hosted(search, own_deployment.model.name),
         expected_load=search.expected_load,
     )
 

@@ -336,9 +336,9 @@ class Plan:
     engines : tuple of EngineColumns
         How each engine that was asked for compares beside its performance.
     what_if : WhatIf or None
-        What would change the decision and what the promise costs; None without a winner, or when not asked for.
+        What would change the decision and what the promise costs; None when not asked for, or interrupted before.
     advice : tuple of AdviceSentence
-        The recommendation in words; empty without a winner.
+        The recommendation in words; without a winner, what could be promised instead.
     filtered : tuple of str
         What the quality floor or the hardware turned down before the search, in words.
     precisions : PrecisionTable or None

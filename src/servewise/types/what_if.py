@@ -169,6 +169,8 @@ class LargestBatch:
 class WhatIf:
     """What would change the decision, and what the promise costs: planned again, not extrapolated.
 
+    Without a winner: which looser promises and lower loads can be kept, and at what cost.
+
     Parameters
     ----------
     num_shapes : int
