@@ -15,7 +15,8 @@ from servewise.errors import InputError, TraceFormatError
 __all__ = ["Prompt", "read_prompts"]
 
 MAX_FILE_BYTES: Final = 256 << 20
-MAX_PROMPTS: Final = 100_000
+MAX_PROMPTS: Final = 10_000
+"""More would say little more, and the resamples of so many take 160 MB."""
 ROLES: Final = ("system", "developer", "user", "assistant")
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 

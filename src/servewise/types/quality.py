@@ -44,7 +44,8 @@ class AnswerPair:
     num_agree : int
         Positions at which both find the same token most probable.
     kl_sum_nats : float [nats]
-        KL(base || other) summed over the positions: a lower bound of it, see :func:`servewise.quality.kl_nats`.
+        KL(base || other) summed over the positions: a lower bound of it, see
+        :func:`servewise.quality.divergence.compare_step`.
     worst_kl_nats : float [nats]
     worst_position : int
         Where it is highest; -1 without positions.
