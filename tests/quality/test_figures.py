@@ -107,7 +107,7 @@ def test_a_candidate_that_is_its_base_is_rarely_called_worse() -> None:
     for _ in range(200):
         both = zip(drawn(rng, 40, 0.97, 0.01), drawn(rng, 40, 0.97, 0.01), strict=True)
         called += loss_seen(figures([prompt(line, *pair) for line, pair in enumerate(both)]))
-    # two figures, each wrong in 2.5 or 3%: 5 or 6% of 200 is 10 to 12, give or take 3
+    # two figures, each wrong in 2.5% or a little more: 5 to 7% of 200 is 10 to 14, give or take 3
     assert called <= 20
 
 
