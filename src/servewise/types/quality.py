@@ -106,7 +106,7 @@ class PromptComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityFigure:
-    """One figure with 95% intervals over prompts.
+    """One figure with 95% intervals over prompts; their ends are NaN of one prompt, and of a KL or a length of 0.
 
     Parameters
     ----------
