@@ -17,7 +17,7 @@ __all__ = ["Prompt", "read_prompts"]
 MAX_FILE_BYTES: Final = 256 << 20
 MAX_READ: Final = 100_000
 MAX_PROMPTS: Final = 10_000
-"""More would say little more, and the resamples of so many take 160 MB."""
+"""More would say little more, and the resamples of so many take 0.3 GB."""
 ROLES: Final = ("system", "developer", "user", "assistant")
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 
