@@ -89,8 +89,8 @@ def write_checkpoint(source: Path, tokenizer: Path, target: Path) -> None:
         "max_position_embeddings": known["context_length"],
         "hidden_act": "silu",
         "tie_word_embeddings": "lm_head.weight" not in weights,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
+        "bos_token_id": reader.fields["tokenizer.ggml.bos_token_id"].contents(),
+        "eos_token_id": reader.fields["tokenizer.ggml.eos_token_id"].contents(),
         "torch_dtype": "bfloat16",
     }
     (target / "config.json").write_text(json.dumps(config, indent=1))

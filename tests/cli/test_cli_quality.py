@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,10 @@ from typing import Any
 import pytest
 from tests.measure.server import Script, serve
 from tests.quality import toy
+
+from servewise.errors import InputError
+from servewise.quality.recording import RecordingClient
+from servewise.types import Endpoint
 
 Run = Callable[..., Any]
 EXACT = toy.table(1)
@@ -150,6 +158,62 @@ def test_a_harness_that_fails_does_not_lose_the_comparison(
     assert len(document["prompts"]) == 12
     assert "lm_eval ended with code 3" in document["notes"][-1]
     assert "no such task" in document["notes"][-1]
+
+
+def test_a_harness_that_cannot_be_started_does_not_lose_the_comparison(
+    base: Script, candidate: Script, prompts: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.hide_harness(monkeypatch)
+    program = prompts.parent / "lm_eval"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(prompts.parent), prepend=":")
+    ended = run("quality", base.url, candidate.url, *common(prompts), "--tasks", "t", "--json")
+    assert ended.code == 4
+    document = json.loads(ended.out)
+    assert len(document["prompts"]) == 12
+    assert "there are no scores of standard tasks" in document["notes"][-1]
+
+
+def test_a_recording_that_was_not_written_is_said(
+    base: Script, candidate: Script, prompts: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_client: RecordingClient, path: Path, _endpoint: Endpoint) -> None:
+        raise InputError(f"cannot write {path}: No space left on device; choose another place")
+
+    monkeypatch.setattr(RecordingClient, "write", full)
+    ended = run("quality", base.url, candidate.url, *common(prompts), "--record", str(prompts.parent / "base.gz"))
+    assert ended.code == 4
+    assert ended.out.startswith("The candidate differs")
+    assert "the recording was not written: cannot write" in ended.err
+
+
+def test_ctrl_c_does_not_wait_for_requests_under_way(base: Script, prompts: Path) -> None:
+    under_way, release = threading.Event(), threading.Event()
+    pages = toy.vllm(toy.Toy(EXACT))
+    whole = pages["/v1/completions"]
+
+    def completions(asked: dict[str, Any]) -> Any:
+        if asked["prompt"][-1] == ord("C"):
+            under_way.set()
+            release.wait(60)
+        return whole(asked)
+
+    pages["/v1/completions"] = completions
+    with serve(pages) as slow:
+        code = "import sys; from servewise.cli import main; main(sys.argv[1:])"
+        command = [sys.executable, "-c", code, "quality", base.url, slow.url, *common(prompts)]
+        with subprocess.Popen([*command, "--concurrency", "1"], stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert under_way.wait(60)
+                process.send_signal(signal.SIGINT)
+                said, _ = process.communicate(timeout=30)
+            finally:
+                release.set()
+    assert process.returncode == 130
+    assert "2 of 12 compared" in said
+    (folder,) = (prompts.parent / "runs").iterdir()
+    assert len(json.loads((folder / "quality.json").read_text())["prompts"]) == 2
 
 
 def test_a_server_with_several_models_says_which_option_chooses(base: Script, prompts: Path, run: Run) -> None:

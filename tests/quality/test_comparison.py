@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.measure.server import serve
@@ -223,7 +222,7 @@ def test_texts_are_kept_only_when_asked_for() -> None:
     assert texts.base
 
 
-def test_a_noisy_base_is_not_held_against_the_candidate(tmp_path: Path) -> None:  # noqa: ARG001
+def test_a_noisy_base_is_not_held_against_the_candidate() -> None:
     """A base that is drawn anew at each question is as far from itself as the candidate is from it."""
 
     class Noisy(Toy):
@@ -231,6 +230,7 @@ def test_a_noisy_base_is_not_held_against_the_candidate(tmp_path: Path) -> None:
             self.asked += 1
             return Toy(toy.blurred(EXACT, 0.5, self.asked % 97)).logprobs(last)
 
-    found = compared(toy.vllm(Noisy(EXACT)), toy.vllm(Noisy(EXACT)))
+    # what is drawn depends on the order of the questions
+    found = compared(toy.vllm(Noisy(EXACT)), toy.vllm(Noisy(EXACT)), replace(ASKED, concurrency=1))
     assert values(found)["agreement"] < 1.0
     assert found.verdict == "no loss seen"

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from servewise.quality.figures import figures, loss_seen, standing
 from servewise.types import AnswerPair, PromptComparison, QualityFigure
@@ -40,7 +42,7 @@ def test_by_hand() -> None:
     assert values["hit_max"] == pytest.approx((0.5, 0.0, 0.5))
     for figure in found.values():
         for estimate in (figure.candidate, figure.noise, figure.excess):
-            assert estimate.low <= estimate.value <= estimate.high
+            assert estimate.low <= estimate.value <= estimate.high or math.isnan(estimate.low)
             assert estimate.num_samples == 2
 
 
@@ -60,9 +62,11 @@ def test_one_prompt_has_no_interval() -> None:
 def test_prompts_that_are_all_alike_do_not_show_that_all_are() -> None:
     found = by_name([prompt(line, forced(50, 50), forced(50, 50)) for line in range(40)])
     # 5% of other prompts would have gone unseen with a chance of 0.95^40 = 13%
-    assert found["agreement"].candidate.low < 0.95
-    assert found["agreement"].excess.low < -0.05
     assert found["exact_match"].candidate.low == pytest.approx(0.91, abs=0.02)
+    assert found["exact_match"].excess.low < -0.05
+    # of 2,000 positions more is known: as much as if one of them had been otherwise
+    assert found["agreement"].candidate.low == pytest.approx(0.997, abs=0.001)
+    assert found["agreement"].excess.low == pytest.approx(-0.003, abs=0.001)
     assert not loss_seen(list(found.values()))
 
 
@@ -103,7 +107,7 @@ def test_a_candidate_that_is_its_base_is_rarely_called_worse() -> None:
     for _ in range(200):
         both = zip(drawn(rng, 40, 0.97, 0.01), drawn(rng, 40, 0.97, 0.01), strict=True)
         called += loss_seen(figures([prompt(line, *pair) for line, pair in enumerate(both)]))
-    # two figures, each wrong once in 40: 5% of 200 is 10, give or take 3
+    # two figures, each wrong in 2.5% or a little more: 5 to 7% of 200 is 10 to 14, give or take 3
     assert called <= 20
 
 
@@ -120,6 +124,39 @@ def test_a_limit_is_judged_by_the_whole_interval() -> None:
     assert standing(found, agreement.low) == "kept"
     assert standing(found, agreement.value) == "too few to tell"
     assert standing(found, agreement.high + 1e-9) == "broken"
+
+
+@pytest.mark.parametrize("num_wrong", [0, 1])
+def test_a_perfect_candidate_keeps_what_an_almost_perfect_one_keeps(num_wrong: int) -> None:
+    pairs = [forced(64 - (line < num_wrong), 64) for line in range(40)]
+    found = figures([prompt(line, pair, forced(64, 64)) for line, pair in enumerate(pairs)])
+    assert standing(found, 0.98) == "kept"
+    assert found[0].candidate.low == pytest.approx(0.9977, abs=1e-4)
+    assert -0.01 < found[0].excess.low <= 0.0 <= found[0].excess.high < 0.01
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=12), st.data())
+def test_one_position_less_never_makes_the_interval_end_higher(positions: list[int], data: st.DataObject) -> None:
+    wrong = data.draw(st.integers(0, len(positions) - 1))
+    lows = []
+    for num_wrong in (1, 0):
+        pairs = [forced(num - num_wrong * (line == wrong), num) for line, num in enumerate(positions)]
+        lows.append(by_name([prompt(line, pair, pair) for line, pair in enumerate(pairs)])["agreement"].candidate.low)
+    assert lows[0] <= lows[1] + 1e-12
+
+
+def test_no_divergence_has_no_interval_and_rounding_is_no_loss() -> None:
+    same, rounding, little = (
+        [prompt(line, forced(50, 50, kl * (line % 3 + 1)), forced(50, 50)) for line in range(40)]
+        for kl in (0.0, 50 * 3e-11, 50 * 1e-5)
+    )
+    kl = by_name(same)["kl_nats"]
+    for estimate in (kl.candidate, kl.noise, kl.excess):
+        assert estimate.value == 0.0
+        assert math.isnan(estimate.low)
+        assert math.isnan(estimate.high)
+    assert by_name(rounding)["kl_nats"].excess.low > 0.0
+    assert [loss_seen(figures(prompts)) for prompts in (same, rounding, little)] == [False, False, True]
 
 
 def test_a_limit_on_next_tokens_is_not_judged_by_texts() -> None:

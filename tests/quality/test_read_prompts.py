@@ -71,6 +71,17 @@ def test_files_that_hold_nothing_are_refused(tmp_path: Path) -> None:
         read_prompts(written(tmp_path, "p.jsonl", messages), raw=True)
 
 
+def test_too_many_prompts_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    path = written(tmp_path, "p.txt", "a\n" * 10_001)
+    for num_prompts in (None, 10_001):
+        with pytest.raises(InputError, match="has 10,001 prompts; draw 10,000 or fewer with --num-prompts"):
+            read_prompts(path, num_prompts=num_prompts)
+    assert len(read_prompts(path, num_prompts=10_000)) == 10_000
+    with pytest.raises(InputError, match="has more than 100,000 prompts; give fewer"):
+        read_prompts(written(tmp_path, "p.txt", "a\n" * 100_001), num_prompts=10)
+    assert len(read_prompts(written(tmp_path, "p.txt", "a\n" * 10_000))) == 10_000
+
+
 def test_a_draw_keeps_the_order_and_is_repeated_by_its_seed(tmp_path: Path) -> None:
     path = written(tmp_path, "p.txt", "\n".join(f"prompt {i}" for i in range(100)))
     some = read_prompts(path, num_prompts=10, seed=3)

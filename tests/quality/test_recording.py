@@ -68,17 +68,64 @@ def test_a_recording_gives_what_the_server_gave(
     assert again.notes[0] == "the base is the recording base.gz"
 
 
+@pytest.mark.parametrize("engine", [toy.vllm, toy.llamacpp])
 def test_a_recording_holds_no_key_and_is_not_overwritten(
-    prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Callable[[Toy], Pages], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BASE_KEY", "a-secret")
     path = tmp_path / "base.gz"
-    recorded(toy.vllm(Toy(EXACT)), prompts, path, key_env="BASE_KEY")
+    recorded(engine(Toy(EXACT)), prompts, path, key_env="BASE_KEY")
     text = gzip.decompress(path.read_bytes()).decode()
     assert "a-secret" not in text
-    assert "tell me of" not in text
+    # llama.cpp gives prompts back in its chat template: a recording is as private as they are
+    assert ("tell me of" in text) == (engine is toy.llamacpp)
     with pytest.raises(InputError, match="exists already"):
-        recorded(toy.vllm(Toy(EXACT)), prompts, path)
+        recorded(engine(Toy(EXACT)), prompts, path)
+
+
+def test_a_place_for_a_recording_is_looked_at_first(prompts: Path, tmp_path: Path) -> None:
+    target = api.Target(url="http://localhost:1")
+    for path, wrong in ((tmp_path / "none" / "base.gz", "no folder"), (prompts / "base.gz", "no folder")):
+        with pytest.raises(InputError, match=wrong):
+            api.quality(target, target, prompts, ASKED, record=path)
+
+
+def test_a_recording_that_cannot_be_written_does_not_lose_the_comparison(prompts: Path, tmp_path: Path) -> None:
+    path, runs = tmp_path / "base.gz", tmp_path / "runs"
+
+    def taken(_stage: str, done: int, _total: int) -> None:
+        if done == 8:
+            path.write_text("another's")
+
+    with serve(toy.vllm(Toy(EXACT))) as base:
+        target = api.Target(url=base.url)
+        result = api.quality(target, target, prompts, ASKED, record=path, out_dir=runs, progress=taken)
+    assert "exists already" in result.not_recorded
+    assert path.read_text() == "another's"
+    assert result.run_dir is not None
+    assert len(json.loads((result.run_dir / "quality.json").read_text())["prompts"]) == 8
+
+
+def test_an_interrupted_run_is_not_recorded(prompts: Path, tmp_path: Path) -> None:
+    def stop(_stage: str, done: int, _total: int) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "base.gz"
+    with serve(toy.vllm(Toy(EXACT))) as base:
+        target = api.Target(url=base.url)
+        result = api.quality(target, target, prompts, ASKED, record=path, progress=stop)
+    assert result.not_recorded == "the run was interrupted"
+    assert not path.exists()
+
+
+def test_a_recording_by_tokens_does_not_serve_another_tokenizer(prompts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "base.gz"
+    recorded(toy.vllm(Toy(EXACT)), prompts, path)
+    with serve(toy.vllm(Toy(EXACT, shift=1))) as other, pytest.raises(MeasurementError) as error:
+        api.quality(path, api.Target(url=other.url), prompts, ASKED)
+    assert "made with token ids, it serves none that is compared by texts alone" in str(error.value)
+    assert "the tokenizers of base and candidate differ" in str(error.value)
 
 
 def test_other_settings_than_those_of_the_recording_are_refused(prompts: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import ascii_uppercase
 from typing import Any
 
 import pytest
@@ -92,6 +93,56 @@ def test_an_answer_that_the_engine_gave_up_is_none(engine: str) -> None:
     ended["meta_info"] = {"finish_reason": {"type": "abort", "message": "out of memory"}}
     with pytest.raises(MeasurementError, match="it ended by 'abort'"):
         tokens(Says(ended), engine).answer_tokens([97], 4, 0)
+
+
+@pytest.mark.parametrize(("stop_reason", "num_kept"), [(None, 0), (toy.END, 0), ("a stop text", 1), (97, 1)])
+def test_the_end_token_of_vllm_is_no_part_of_an_answer(stop_reason: int | str | None, num_kept: int) -> None:
+    """vLLM gives an end token that is not the tokenizer's own as the stop reason, and keeps it as the last token."""
+    model = toy.Toy(toy.table(9))
+    # most answers of the toy go round and round
+    prompt = next(model.tokens(last) for last in ascii_uppercase if model.greedy(model.tokens(last), 20)[1])
+    said, _ = model.greedy(prompt, 20)
+    assert said
+    with serve(toy.vllm(model, stop_reason=stop_reason)) as script, PlainClient(script.url) as client:
+        answer = tokens(client, "vllm").answer_tokens(prompt, 20, 0)
+    assert answer.tokens == (*said, *[toy.END] * num_kept)
+    assert not answer.hit_max
+
+
+PRIVATE = "my private answer " * 1000
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"choices": [{"text": [PRIVATE], "token_ids": [97], "finish_reason": "stop"}]},
+        {"choices": [{"text": "a", "token_ids": [PRIVATE], "finish_reason": "stop"}]},
+        {"choices": [{"text": "a", "prompt_logprobs": [None], "logprobs": {"top_logprobs": [{PRIVATE: -1.0}]}}]},
+        {"choices": [{"text": "a", "prompt_logprobs": [None, {PRIVATE: {"logprob": -1.0}}], "logprobs": None}]},
+        {"choices": [{"prompt_logprobs": [None], "logprobs": {"top_logprobs": [{"token_id:1": PRIVATE}]}}]},
+    ],
+)
+def test_messages_are_short_and_quote_no_answer(document: Any) -> None:
+    server = tokens(Says(document), "vllm")
+    refused = []
+    for ask in (lambda: server.answer_tokens([97], 4, 0), lambda: server.distributions([97], [98], [0], 2)):
+        with pytest.raises(MeasurementError) as error:
+            ask()
+        refused.append(str(error.value))
+    assert max(map(len, refused)) < 400
+    assert "private" not in "".join(refused)
+
+
+def test_the_noise_of_llamacpp_is_not_that_of_its_cache() -> None:
+    """Only what a pass has computed itself comes from the cache: else the second answer would repeat the first."""
+    model = toy.Toy(toy.table(1))
+    with serve(toy.llamacpp(model)) as script, PlainClient(script.url) as client:
+        server = tokens(client, "llama.cpp")
+        for _ in range(2):
+            server.answer_tokens([97], 4, 0)
+            server.distributions([97], [98, 99, 100], [0, 1, 2], 3)
+    cached = [asked["cache_prompt"] for _, path, _, asked in script.asked if path == "/completion"]
+    assert cached == [False, False, True, True] * 2
 
 
 @pytest.mark.parametrize(("engine", "pages"), [("vllm", toy.vllm), ("sglang", toy.sglang), ("llama.cpp", toy.llamacpp)])

@@ -108,6 +108,13 @@ def test_a_harness_that_fails_is_quoted_without_the_key(tmp_path: Path, monkeypa
         run_tasks((BASE, CANDIDATE), ("secret", None), TaskRun(names=("t",)), progress=told)
 
 
+def test_a_key_that_the_cut_goes_through_is_not_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch, code=1)
+    with pytest.raises(MeasurementError) as error:
+        run_tasks((BASE, CANDIDATE), ("secret" * 200, None), TaskRun(names=("t",)), progress=told)
+    assert "secret" not in str(error.value)
+
+
 def test_without_the_harness_the_way_to_get_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     hide_harness(monkeypatch)

@@ -78,8 +78,8 @@ class Toy:
 REFUSED = (400, {}, b'{"error": {"message": "the prompt is too long", "code": 400}}')
 
 
-def vllm(toy: Toy, *, with_logprobs: bool = True) -> Pages:
-    """Shapes of vLLM 0.32, as seen at a running server."""
+def vllm(toy: Toy, *, with_logprobs: bool = True, stop_reason: int | str | None = None) -> Pages:
+    """Shapes of vLLM 0.32, as seen at a running server. The end token is the tokenizer's own, or a stop reason."""
 
     def tokenize(asked: dict[str, Any]) -> Any:
         text = asked["prompt"] if "prompt" in asked else toy.template(asked["messages"])
@@ -101,7 +101,7 @@ def vllm(toy: Toy, *, with_logprobs: bool = True) -> Pages:
             "index": 0,
             "text": toy.text(tokens),
             "finish_reason": "stop" if ended else "length",
-            "stop_reason": None,
+            "stop_reason": stop_reason if ended else None,
             "token_ids": [*tokens, END] if ended else tokens,
         }
         if wanted is not None:

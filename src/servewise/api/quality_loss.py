@@ -22,7 +22,7 @@ from servewise.quality.tasks import TaskRun, find_harness, run_tasks
 from servewise.quality.way import Asked, Side
 from servewise.report import quality_json
 from servewise.store import check_run_parent, digest, new_run_dir, write_text_atomic
-from servewise.types import Api, QualityComparison
+from servewise.types import Api, Endpoint, QualityComparison
 
 __all__ = ["QualityResult", "quality"]
 
@@ -31,10 +31,19 @@ Client = TypeVar("Client", bound=PlainClient)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityResult:
-    """A comparison with where it is kept."""
+    """A comparison with where it is kept.
+
+    Parameters
+    ----------
+    comparison : QualityComparison
+    run_dir : Path or None
+    not_recorded : str
+        Why the recording that was asked for was not written; else empty.
+    """
 
     comparison: QualityComparison
     run_dir: Path | None
+    not_recorded: str = ""
 
 
 def quality(
@@ -86,8 +95,8 @@ def quality(
         check_run_parent(out_dir)
     if record is not None and isinstance(base, Path):
         raise InputError("the base is a recording already; --record makes one of a server")
-    if record is not None and record.exists():
-        raise InputError(f"{record} exists already and is not overwritten; choose another name")
+    if record is not None:
+        _check_new(record)
     if tasks is not None:
         if isinstance(base, Path):
             raise InputError("standard tasks ask both servers; a recording of the base does not know what they ask")
@@ -108,8 +117,7 @@ def quality(
             asked,
             progress=lambda done, total: progress("prompts", done, total),
         )
-        if record is not None and isinstance(first, RecordingClient) and not found.interrupted:
-            first.write(record, found.base)
+    is_whole = not found.interrupted
     found = replace(found, settings={**found.settings, **hashes})
     if isinstance(base, Path):
         found = replace(found, notes=(f"the base is the recording {base.name}", *found.notes))
@@ -119,7 +127,29 @@ def quality(
     if out_dir is not None:
         run_dir = new_run_dir(out_dir, f"{found.candidate.model}-quality")
         write_text_atomic(run_dir / "quality.json", json.dumps(quality_json(found), indent=1) + "\n")
-    return QualityResult(comparison=found, run_dir=run_dir)
+    not_recorded = ""
+    if record is not None and isinstance(first, RecordingClient):
+        # last, as nothing of the comparison may be lost with it
+        not_recorded = _write_recording(first, record, found.base) if is_whole else "the run was interrupted"
+    return QualityResult(comparison=found, run_dir=run_dir, not_recorded=not_recorded)
+
+
+def _check_new(record: Path) -> None:
+    """Find out before long work whether a recording can be written."""
+    if record.exists():
+        raise InputError(f"{record} exists already and is not overwritten; choose another name")
+    if not record.parent.is_dir():
+        raise InputError(f"there is no folder {record.parent} for the recording; make it, or choose another")
+    check_run_parent(record.parent)
+
+
+def _write_recording(client: RecordingClient, record: Path, base: Endpoint) -> str:
+    """Why it could not be written, if so."""
+    try:
+        client.write(record, base)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _client(kind: type[Client], target: Target, timeout_s: float) -> Client:
@@ -146,7 +176,7 @@ def _with_tasks(
     """The same with scores; without them, and with the reason, when the harness fails: the rest is not lost."""
     try:
         scores = run_tasks((found.base, found.candidate), keys, tasks, progress=progress)
-    except MeasurementError as error:
+    except (MeasurementError, OSError) as error:
         return replace(found, notes=(*found.notes, f"there are no scores of standard tasks: {error}"))
     except KeyboardInterrupt:
         return replace(found, interrupted=True)

@@ -137,9 +137,13 @@ def quality(ctx: click.Context, /, base_url: str, candidate_url: str, **asked: A
     else:
         show(quality_terminal(found))
     diagnose("note", f"quality.json is in {result.run_dir}")
+    if result.not_recorded:
+        diagnose("error", f"the recording was not written: {result.not_recorded}")
     if found.interrupted:
         diagnose("error", "interrupted; what was finished until then is kept")
         ctx.exit(EXIT_INTERRUPTED)
+    if result.not_recorded:
+        ctx.exit(EXIT_MEASUREMENT)
     if tasks is not None and not found.tasks:
         diagnose("error", "the standard tasks failed")
         ctx.exit(EXIT_MEASUREMENT)

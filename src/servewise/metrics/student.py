@@ -12,8 +12,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["student_p_value", "student_quantile"]
+__all__ = ["NORMAL", "student_p_value", "student_quantile"]
 
+NORMAL = 1.959964
+"""The normal distribution's 97.5% quantile, to which Student's comes down with many degrees of freedom."""
 NUM_POINTS = 20_001
 
 Floats = NDArray[np.float64]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
 from typing import Final, Literal, TypeVar
 
 from servewise.errors import InputError, MeasurementError
@@ -23,7 +24,11 @@ MAX_FAILED_FRAC: Final = 0.05
 """Share of prompts without a result above which the others cannot stand for all: the long ones fail first."""
 FEW_PROMPTS: Final = 30
 """Below this, intervals cannot be relied on."""
+ASK_S: Final = 0.1
+"""How often is looked whether the user stopped the run."""
 Result = TypeVar("Result")
+_Ending = tuple[Prompt, tuple[PromptComparison, bool] | Exception]
+"""A prompt with its figures and whether the candidate's template makes other tokens of it, or what went wrong."""
 
 
 class _StoppedError(Exception):
@@ -78,7 +83,8 @@ def compare_quality(
         raise KeyboardInterrupt("no prompt was finished")
     if not run.done:
         line, why = run.failures[0]
-        raise MeasurementError(f"none of {len(prompts):,} prompts could be compared; that in line {line}: {why}")
+        none = f"none of {len(prompts):,} prompts could be compared; that in line {line}: {why}"
+        raise MeasurementError("; ".join((none, *way.notes)))
     order = sorted(run.done, key=lambda prompt: prompt.line)
     found = figures(order, seed=asked.seed)
     unit: Literal["tokens", "characters"] = "characters" if way.tokens is None else "tokens"
@@ -98,7 +104,7 @@ def compare_quality(
         },
         verdict="not trustworthy" if reasons else verdict,
         reasons=reasons,
-        notes=(*way.notes, *_notes(order, run, way)),
+        notes=(*way.notes, *_notes(order, run, way, asked)),
         unit=unit,
         num_asked=len(prompts),
         num_failed=len(run.failures),
@@ -124,9 +130,9 @@ def _reasons(num_done: int, failures: Sequence[tuple[int, str]]) -> tuple[str, .
     return tuple(reasons)
 
 
-def _notes(done: Sequence[PromptComparison], run: _Run, way: Way) -> list[str]:
+def _notes(done: Sequence[PromptComparison], run: _Run, way: Way, asked: Asked) -> list[str]:
     """What a reader must know of the figures."""
-    notes = ["prompts were sent as they are, without a chat template"] if run.is_raw else []
+    notes = ["prompts were sent as they are, without a chat template"] if asked.raw else []
     num = sum(prompt.candidate.num_positions for prompt in done)
     if num:
         bucket = sum(prompt.candidate.bucket_sum for prompt in done) / num
@@ -152,13 +158,19 @@ def _notes(done: Sequence[PromptComparison], run: _Run, way: Way) -> list[str]:
     return notes
 
 
+def _first(ended: SimpleQueue[_Ending]) -> _Ending:
+    """The next that has ended. polars has system calls restarted after Ctrl-C: only one that ends by itself sees it."""
+    while True:
+        with suppress(Empty):
+            return ended.get(timeout=ASK_S)
+
+
 class _Run:
     """Prompts under way. Prompts are independent: each ends with all of its figures, or with a reason."""
 
     def __init__(self, way: Way, asked: Asked) -> None:
         self._way = way
         self._asked = asked
-        self.is_raw = asked.raw
         self._stop = threading.Event()
         self.done: list[PromptComparison] = []
         self.failures: list[tuple[int, str]] = []
@@ -167,35 +179,46 @@ class _Run:
     def all(self, prompts: Sequence[Prompt], progress: Callable[[int, int], None]) -> bool:
         """Compare prompts; whether the user stopped it before the end."""
         progress(0, len(prompts))
-        pool = ThreadPoolExecutor(self._asked.concurrency)
-        waiting = {pool.submit(self._one, prompt): prompt for prompt in prompts}
+        left: SimpleQueue[Prompt] = SimpleQueue()
+        for prompt in prompts:
+            left.put(prompt)
+        ended: SimpleQueue[_Ending] = SimpleQueue()
+        for _ in range(min(self._asked.concurrency, len(prompts))):
+            # a pool's threads would be waited for at the end, and with them requests that may take minutes
+            threading.Thread(target=self._work, args=(left, ended), daemon=True).start()
+        interrupted = False
         try:
-            while waiting:
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    self._take(waiting.pop(future), future)
-                progress(len(self.done) + len(self.failures), len(prompts))
+            for num_ended in range(1, len(prompts) + 1):
+                self._take(*_first(ended))
+                progress(num_ended, len(prompts))
         except KeyboardInterrupt:
-            self._stop.set()
-            pool.shutdown(cancel_futures=True)
-            for future, prompt in waiting.items():
-                if future.done() and not future.cancelled():
-                    self._take(prompt, future)
-            return True
+            interrupted = True
         finally:
             self._stop.set()
-            pool.shutdown(cancel_futures=True)
-        return False
+        while not ended.empty():
+            self._take(*ended.get())
+        return interrupted
 
-    def _take(self, prompt: Prompt, future: Future[tuple[PromptComparison, bool]]) -> None:
-        try:
-            found, has_other_template = future.result()
-        except MeasurementError as error:
-            self.failures.append((prompt.line, str(error)))
-        except _StoppedError:
-            pass
-        else:
-            self.done.append(found)
-            self.num_other_templates += has_other_template
+    def _work(self, left: SimpleQueue[Prompt], ended: SimpleQueue[_Ending]) -> None:
+        """Prompts one after another, until none is left or the user stopped the run."""
+        while not self._stop.is_set():
+            try:
+                prompt = left.get_nowait()
+            except Empty:
+                return
+            try:
+                ended.put((prompt, self._one(prompt)))
+            except Exception as error:  # noqa: BLE001 - raised again where the thread's result is taken
+                ended.put((prompt, error))
+
+    def _take(self, prompt: Prompt, found: tuple[PromptComparison, bool] | Exception) -> None:
+        if isinstance(found, MeasurementError):
+            self.failures.append((prompt.line, str(found)))
+        elif isinstance(found, tuple):
+            self.done.append(found[0])
+            self.num_other_templates += found[1]
+        elif not isinstance(found, _StoppedError):
+            raise found
 
     def _one(self, prompt: Prompt) -> tuple[PromptComparison, bool]:
         """One prompt's figures, and whether the candidate's chat template makes other tokens of it."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Distribution", "Step", "compare_step", "kl_nats"]
+__all__ = ["LEAST_REST", "Distribution", "Step", "compare_step"]
 
 Distribution = Mapping[int, float]
 """Token id to log probability [nats] of the tokens that a server names: its most probable ones."""
@@ -36,26 +36,21 @@ class Step:
     bucket: float
 
 
-def kl_nats(base: Distribution, other: Distribution) -> float:
-    """Kullback-Leibler divergence of ``other`` from ``base`` [nats], with all tokens that not both name as one bucket.
+def compare_step(base: Distribution, other: Distribution) -> Step:
+    """Compare two distributions at one position.
 
-    Merging outcomes never makes a divergence larger (the log sum inequality; T. Cover, J. Thomas, "Elements of
-    Information Theory", 2nd ed., theorem 2.7.1), so this is a lower bound of the divergence over the whole vocabulary,
-    and equal to it when both name every token.
+    All tokens that not both name are one bucket to the Kullback-Leibler divergence of the other from the base. Merging
+    outcomes never makes a divergence larger (the log sum inequality; T. Cover, J. Thomas, "Elements of Information
+    Theory", 2nd ed., theorem 2.7.1), so it is a lower bound of the divergence over the whole vocabulary, and equal to
+    it when both name every token.
+
+    The most probable tokens agree when the other's most probable one is as probable to the base as its own: low
+    precision often finds two equally probable.
 
     Parameters
     ----------
     base, other : mapping of int to float
         Log probabilities [nats].
-    """
-    return _divergence(base, other)[0]
-
-
-def compare_step(base: Distribution, other: Distribution) -> Step:
-    """Compare two distributions at one position.
-
-    The most probable tokens agree when the other's most probable one is as probable to the base as its own: low
-    precision often finds two equally probable.
 
     Raises
     ------

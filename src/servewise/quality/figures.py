@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from servewise.metrics.bootstrap import CONFIDENCE, TAIL
-from servewise.metrics.student import student_quantile
+from servewise.metrics.student import NORMAL, student_quantile
+from servewise.quality.divergence import LEAST_REST
 from servewise.types import AnswerPair, Estimate, PromptComparison, QualityFigure
 
 __all__ = ["figures", "loss_seen", "standing"]
 
 NUM_RESAMPLES: Final = 2000
-NORMAL: Final = 1.959964
-"""The normal distribution's 97.5% quantile."""
-LESS_IS_WORSE: Final = ("agreement", "exact_match", "common_prefix")
 
 Floats = NDArray[np.float64]
 
@@ -53,23 +51,20 @@ def figures(prompts: Sequence[PromptComparison], *, seed: int = 0) -> tuple[Qual
     of_noise = _columns(prompts, [prompt.again for prompt in prompts])
     found = []
     for name, column in of_candidate.items():
-        noise = of_noise[name]
-        draws = [_ratio(counts @ one.over, counts @ one.under) for one in (column, noise)]
-        values = [float(_ratio(np.array(one.over.sum()), np.array(one.under.sum()))) for one in (column, noise)]
-        excess = values[0] - values[1]
-        low, high = _widened(excess, draws[0] - draws[1], num)
+        both = column, of_noise[name]
+        draws = [_ratio(counts @ one.over, counts @ one.under) for one in both]
+        candidate, noise = (_estimate(one) for one in both)
+        low, high = _widened(candidate.value - noise.value, draws[0] - draws[1], num)
+        if column.is_share and low == high:
+            # all prompts alike: no more is known than that so many were, or what is known of the two shares
+            low -= min(_unseen(num), candidate.value - candidate.low + noise.high - noise.value)
+            high += min(_unseen(num), candidate.high - candidate.value + noise.value - noise.low)
         if column.is_share:
-            # all prompts alike: nothing is known but that so many were
-            reach = _unseen(num) if low == high else 0.0
-            low, high = max(low - reach, -1.0), min(high + reach, 1.0)
-        found.append(
-            QualityFigure(
-                name=name,
-                candidate=_estimate(column, values[0]),
-                noise=_estimate(noise, values[1]),
-                excess=Estimate(value=excess, low=low, high=high, num_samples=num),
-            )
-        )
+            low, high = max(low, -1.0), min(high, 1.0)
+        elif candidate.value == noise.value == 0.0:
+            low = high = math.nan
+        excess = Estimate(value=candidate.value - noise.value, low=low, high=high, num_samples=num)
+        found.append(QualityFigure(name=name, candidate=candidate, noise=noise, excess=excess))
     return tuple(found)
 
 
@@ -96,11 +91,12 @@ def _ratio(over: Floats, under: Floats) -> Floats:
     return found
 
 
-def _estimate(column: _Column, value: float) -> Estimate:
+def _estimate(column: _Column) -> Estimate:
     num = len(column.over)
+    value = float(_ratio(column.over.sum(), column.under.sum()))
     low, high = math.nan, math.nan
     if num > 1 and math.isfinite(value):
-        low, high = _wilson(column, value) if column.is_share else _by_factor(column, value)
+        low, high = _share_interval(column, value) if column.is_share else _by_factor(column, value)
     return Estimate(value=value, low=low, high=high, num_samples=num)
 
 
@@ -112,9 +108,12 @@ def _variance(column: _Column, value: float) -> float:
 
 
 def _by_factor(column: _Column, value: float) -> tuple[float, float]:
-    """Interval of what cannot be negative: Student's on the logarithm, as a few prompts make most of such a sum."""
+    """Interval of what cannot be negative: Student's on the logarithm, as a few prompts make most of such a sum.
+
+    Of a sum of nothing it is not known.
+    """
     if value <= 0.0:
-        return value, value
+        return math.nan, math.nan
     reach = student_quantile(CONFIDENCE, len(column.over) - 1.0) * math.sqrt(_variance(column, value)) / value
     return value * math.exp(-reach), value * math.exp(reach)
 
@@ -136,6 +135,20 @@ def _widened(value: float, draws: Floats, num: int) -> tuple[float, float]:
 def _unseen(num: int) -> float:
     """Share of prompts that may be otherwise although none of so many is: seeing none has a chance of 2.5% then."""
     return float(1.0 - TAIL ** (1.0 / num))
+
+
+def _share_interval(column: _Column, share: float) -> tuple[float, float]:
+    """Interval of a share; of all or nothing no wider than if one position of the longest prompt had been otherwise.
+
+    Nothing is known then of the scatter between prompts, and one position less must not make the interval narrower.
+    """
+    low, high = _wilson(column, share)
+    if 0.0 < share < 1.0:
+        return low, high
+    moved = column.over.copy()
+    moved[int(np.argmax(column.under))] += 1.0 if share <= 0.0 else -1.0
+    less_low, less_high = _wilson(replace(column, over=moved), float(moved.sum() / column.under.sum()))
+    return (low, min(high, less_high)) if share <= 0.0 else (max(low, less_low), high)
 
 
 def _wilson(column: _Column, share: float) -> tuple[float, float]:
@@ -162,8 +175,9 @@ def _wilson(column: _Column, share: float) -> tuple[float, float]:
 def loss_seen(found: Sequence[QualityFigure]) -> bool:
     """Whether the candidate is further from the base than the base from itself, beyond chance.
 
-    Decided by the next tokens at the base's own positions where they are known, else by the answers themselves. Each
-    of the two figures says so by mistake at most once in 40 times.
+    Decided by the next tokens at the base's own positions where they are known, else by the answers themselves. Two
+    figures can be mistaken, each in 2.5% if its interval held the truth as often as it says: docs/measuring-quality.md
+    says how often they are.
     """
     by_name = {figure.name: figure for figure in found}
     deciding = ("agreement", "kl_nats") if "agreement" in by_name else ("exact_match", "common_prefix")
@@ -171,7 +185,8 @@ def loss_seen(found: Sequence[QualityFigure]) -> bool:
 
 
 def _is_worse(figure: QualityFigure) -> bool:
-    return figure.excess.high < 0.0 if figure.name in LESS_IS_WORSE else figure.excess.low > 0.0
+    # single-precision probabilities do not tell a smaller KL from none
+    return figure.excess.low > LEAST_REST if figure.name == "kl_nats" else figure.excess.high < 0.0
 
 
 def standing(found: Sequence[QualityFigure], min_agreement: float) -> Literal["kept", "broken", "too few to tell"]:

@@ -15,7 +15,9 @@ from servewise.errors import InputError, TraceFormatError
 __all__ = ["Prompt", "read_prompts"]
 
 MAX_FILE_BYTES: Final = 256 << 20
-MAX_PROMPTS: Final = 100_000
+MAX_READ: Final = 100_000
+MAX_PROMPTS: Final = 10_000
+"""More would say little more, and the resamples of so many take 0.3 GB."""
 ROLES: Final = ("system", "developer", "user", "assistant")
 JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 
@@ -59,7 +61,7 @@ def read_prompts(path: Path, *, raw: bool = False, num_prompts: int | None = Non
     Raises
     ------
     InputError
-        When the file cannot be read, has no prompt, or a line is wrong.
+        When the file cannot be read, has no prompt or too many, or a line is wrong.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -83,10 +85,12 @@ def read_prompts(path: Path, *, raw: bool = False, num_prompts: int | None = Non
                 problem = f"has {len(messages)} messages, which need a chat template; leave out --raw"
                 raise TraceFormatError(problem, path=str(path), line=number)
             prompts.append(Prompt(line=number, messages=messages))
-        if len(prompts) > MAX_PROMPTS:
-            raise InputError(f"{path} has more than {MAX_PROMPTS:,} prompts; give fewer")
+        if len(prompts) > MAX_READ:
+            raise InputError(f"{path} has more than {MAX_READ:,} prompts; give fewer")
     if not prompts:
         raise InputError(f"{path} holds no prompt; give a file with one a line")
+    if min(len(prompts), num_prompts or len(prompts)) > MAX_PROMPTS:
+        raise InputError(f"{path} has {len(prompts):,} prompts; draw {MAX_PROMPTS:,} or fewer with --num-prompts")
     if num_prompts is not None and num_prompts < len(prompts):
         chosen = np.random.default_rng(seed).choice(len(prompts), size=num_prompts, replace=False)
         return [prompts[i] for i in sorted(chosen.tolist())]

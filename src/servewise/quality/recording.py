@@ -1,8 +1,9 @@
 """What a base said, kept in a file: base and candidate need not be up at once, as on a GPU that holds one of them.
 
-Requests are kept as digests, so that a recording holds a server's answers and no key. All that a base is asked depends
-on the prompts and the settings alone: asked again, the recording answers as the server did, the first time and the
-second.
+Requests are kept as digests and keys not at all, but answers hold more than the model's: a rendered chat template and
+the tokens of a prompt are the prompt, so that a recording must be kept as the prompts are. All that a base is asked
+depends on the prompts, the settings and how it can be compared: asked again, the recording answers as the server did,
+the first time and the second.
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class RecordedClient(PlainClient):
             if said is None:
                 raise MeasurementError(
                     f"the recording {self._path} does not hold this question to {path}; ask with the prompts,"
-                    " --max-tokens, --top-logprobs, --positions, --seed and --raw that it was made with"
+                    " --max-tokens, --top-logprobs, --positions, --seed and --raw that it was made with, and candidates"
+                    " that are compared as it was: made with token ids, it serves none that is compared by texts alone,"
+                    " which needs the base itself"
                 )
             turn = self._num_asked.get(digest, 0)
             self._num_asked[digest] = turn + 1

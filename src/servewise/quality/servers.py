@@ -148,8 +148,8 @@ class _Vllm(_Server):
         with _Reading("an answer"):
             choice = found["choices"][0]
             tokens = [_token(token) for token in choice["token_ids"]]
-            # without a stop reason it was the model's own end token, which is the last one
-            ended = choice["finish_reason"] == "stop" and choice.get("stop_reason") is None
+            # the tokenizer's own end token is no stop reason, the others of generation_config.json are
+            ended = choice["finish_reason"] == "stop" and choice.get("stop_reason") in (None, *tokens[-1:])
             return _answer(choice["text"], tokens[:-1] if ended else tokens, choice["finish_reason"])
 
     def distributions(
@@ -162,7 +162,7 @@ class _Vllm(_Server):
             choice = found["choices"][0]
             rows = [_by_id(row) for row in choice["prompt_logprobs"][len(prompt) :]]
             after = choice["logprobs"]["top_logprobs"][0]
-            rows.append({_token(int(name.removeprefix("token_id:"))): _logprob(after[name]) for name in after})
+            rows.append({_token_of(name.removeprefix("token_id:")): _logprob(after[name]) for name in after})
             return [_named(rows[position]) for position in positions]
 
 
@@ -212,8 +212,10 @@ class _LlamaCpp(_Server):
             return tuple(_token(token) for token in found["tokens"])
 
     def answer_tokens(self, prompt: Sequence[int], max_tokens: int, seed: int) -> Answer:
-        asked = {"prompt": list(prompt), "n_predict": max_tokens, "seed": seed, "return_tokens": True}
-        found = self._ask("/completion", {"repeat_penalty": 1.0, "dry_multiplier": 0.0, **NEUTRAL, **asked})
+        # from the cache of the first answer the second would have less noise than a server's answers have
+        asked = {"prompt": list(prompt), "n_predict": max_tokens, "seed": seed, "cache_prompt": False}
+        wanted = {"return_tokens": True, "repeat_penalty": 1.0, "dry_multiplier": 0.0}
+        found = self._ask("/completion", {**NEUTRAL, **wanted, **asked})
         with _Reading("an answer"):
             tokens = [_token(token) for token in found["tokens"]]
             if found["stop_type"] == "eos" and len(tokens) == found["tokens_predicted"]:
@@ -223,10 +225,11 @@ class _LlamaCpp(_Server):
     def distributions(
         self, prompt: Sequence[int], answer: Sequence[int], positions: Sequence[int], top: int
     ) -> list[Distribution]:
-        rows = []
+        rows: list[Distribution] = []
         for position in positions:
             before = [*prompt, *answer[:position]]
-            asked = {"prompt": before, "n_predict": 1, "n_probs": top, "cache_prompt": True}
+            # only what this pass has computed itself may come from the cache
+            asked = {"prompt": before, "n_predict": 1, "n_probs": top, "cache_prompt": bool(rows)}
             found = self._ask("/completion", {"repeat_penalty": 1.0, "dry_multiplier": 0.0, **NEUTRAL, **asked})
             with _Reading("log probabilities"):
                 entries = found["completion_probabilities"][0]["top_logprobs"]
@@ -245,12 +248,13 @@ class _Reading:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, LookupError | TypeError | ValueError | AttributeError | OverflowError):
-            raise MeasurementError(f"{self._what} cannot be read in what the server says ({error!r})") from error
+            said = repr(error)[:MAX_SAID_CHARS]
+            raise MeasurementError(f"{self._what} cannot be read in what the server says ({said})") from error
 
 
 def _answer(text: Any, tokens: Sequence[int] | None, ending: Any) -> Answer:
     if not isinstance(text, str):
-        raise TypeError(f"{text!r} is no text")
+        raise TypeError(f"{type(text).__name__} is no text")
     if ending in FAILED:
         raise ValueError(f"it ended by {ending!r}")
     return Answer(text=text, tokens=None if tokens is None else tuple(tokens), hit_max=ending == "length")
@@ -258,18 +262,25 @@ def _answer(text: Any, tokens: Sequence[int] | None, ending: Any) -> Answer:
 
 def _token(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise TypeError(f"{value!r} is no token id")
+        raise TypeError(f"{type(value).__name__} is no token id, which are from 0")
     return value
+
+
+def _token_of(name: str) -> int:
+    """Token id of its name. Messages do not quote it: where it is no id, it is a piece of text."""
+    if not name.isdecimal():
+        raise TypeError("a token is not named by its id")
+    return int(name)
 
 
 def _logprob(value: Any) -> float:
     if not isinstance(value, int | float) or not value <= 1e-3:
-        raise TypeError(f"{value!r} is no log probability")
+        raise TypeError(f"{type(value).__name__} is no log probability, which are up to 0")
     return max(min(float(value), 0.0), LEAST_LOGPROB)
 
 
 def _by_id(row: Mapping[str, Mapping[str, Any]]) -> Distribution:
-    return {_token(int(token)): _logprob(entry["logprob"]) for token, entry in row.items()}
+    return {_token_of(token): _logprob(entry["logprob"]) for token, entry in row.items()}
 
 
 def _named(row: Distribution) -> Distribution:

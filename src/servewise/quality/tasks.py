@@ -21,12 +21,11 @@ from typing import Any, Final
 
 from servewise.errors import InputError, MeasurementError
 from servewise.metrics.bootstrap import CONFIDENCE
-from servewise.metrics.student import student_quantile
+from servewise.metrics.student import NORMAL, student_quantile
 from servewise.types import Endpoint, Estimate, TaskScore, TaskSide
 
 __all__ = ["HarnessResult", "TaskRun", "find_harness", "read_scores", "run_tasks"]
 
-NORMAL: Final = 1.959964
 KEY_VARIABLE: Final = "OPENAI_API_KEY"
 """Where the harness takes a server's key from, whichever server it is."""
 SHOWN_CHARS: Final = 600
@@ -155,8 +154,9 @@ def _run(program: Sequence[str], side: Endpoint, key: str | None, asked: TaskRun
         )
         files = sorted(Path(folder).rglob("results_*.json"))
         if ended.returncode != 0 or not files:
-            said = ended.stdout.strip()[-SHOWN_CHARS:]
-            said = said if key is None else said.replace(key, "***")
+            # a key that is cut in two would not be found
+            said = ended.stdout if key is None else ended.stdout.replace(key, "***")
+            said = said.strip()[-SHOWN_CHARS:]
             raise MeasurementError(f"lm_eval ended with code {ended.returncode} on {side.base_url}: {said}")
         try:
             document = json.loads(files[-1].read_bytes())

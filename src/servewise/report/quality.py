@@ -112,6 +112,8 @@ def _estimate(name: str, estimate: Estimate, *, signed: bool = False) -> str:
             return f"{sign}{_nats(value)}"
         return f"{sign}{_share(value)}"
 
+    if math.isnan(estimate.low):
+        return words(estimate.value)
     return f"{words(estimate.value)} [{words(estimate.low)}, {words(estimate.high)}]"
 
 

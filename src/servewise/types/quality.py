@@ -44,7 +44,8 @@ class AnswerPair:
     num_agree : int
         Positions at which both find the same token most probable.
     kl_sum_nats : float [nats]
-        KL(base || other) summed over the positions: a lower bound of it, see :func:`servewise.quality.kl_nats`.
+        KL(base || other) summed over the positions: a lower bound of it, see
+        :func:`servewise.quality.divergence.compare_step`.
     worst_kl_nats : float [nats]
     worst_position : int
         Where it is highest; -1 without positions.
@@ -105,7 +106,7 @@ class PromptComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityFigure:
-    """One figure with 95% intervals over prompts.
+    """One figure with 95% intervals over prompts; their ends are NaN of one prompt, and of a KL or a length of 0.
 
     Parameters
     ----------
