@@ -12,9 +12,11 @@ import numpy as np
 from servewise.effort import excess
 from servewise.search.context import mean_tokens
 from servewise.search.families import family_of
+from servewise.search.fleet import Load
 from servewise.search.operating_point import decode_s
 from servewise.search.questions import Question, answer, loosest
 from servewise.search.results import Result
+from servewise.search.shapes import Shape
 from servewise.types import (
     EFFORTS,
     Alternative,
@@ -54,6 +56,50 @@ class Change:
     promise: Promise
 
 
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """The search that is asked again and again, and what that took.
+
+    Parameters
+    ----------
+    search : Search
+    members : sequence of (Shape, Load)
+    kind : tuple or None
+        What the winner's shapes have in common.
+    first : sequence of int
+        Indices of good shapes, the winner first.
+    pool : Executor
+    tell : callable
+        Called with the number of answers.
+    """
+
+    search: Search
+    members: Sequence[tuple[Shape, Load]]
+    kind: tuple[object, ...] | None
+    first: Sequence[int]
+    pool: Executor
+    tell: Callable[[int], None]
+    num_requests: int = 0
+    num_asked: int = 0
+
+    def fleets(self, questions: Sequence[Question], scale: float, fewest: dict[int, int]) -> list[Replanned | None]:
+        """The cheapest for each question."""
+        best, num_simulated = answer(questions, self.members, scale, self.pool, first=self.first, fewest=fewest)
+        self.num_requests += num_simulated
+        self.num_asked += 1
+        self.tell(self.num_asked)
+        return best
+
+    def both(self, changes: Sequence[Change]) -> list[Question]:
+        """The question with each promise, to all shapes and to the winner's kind."""
+        found = []
+        for change in changes:
+            asked = replace(self.search, promise=change.promise)
+            found.append(Question(search=asked))
+            found.append(Question(search=asked, permits=lambda deployment: family_of(deployment) == self.kind))
+        return found
+
+
 def what_if(
     search: Search,
     results: Sequence[Result],
@@ -78,73 +124,76 @@ def what_if(
         Called with the stage, the steps done and the steps in all.
     """
     shortlist = _shortlist(results)
-    members = [(result.shape, result.load) for result in shortlist]
-    num_requests = num_asked = 0
-
-    def ask(questions: Sequence[Question], scale: float, fewest: dict[int, int]) -> list[Replanned | None]:
-        nonlocal num_requests, num_asked
-        best, num_simulated = answer(questions, members, scale, pool, first=first, fewest=fewest)
-        num_requests += num_simulated
-        num_asked += 1
-        tell("what if", num_asked, num_questions)
-        return best
-
-    # what breaks the plan's promise breaks stricter ones, and a promise without a deadline at higher loads, too
-    known = {result.shape.index: result.fewest for result in shortlist}
-    own_deployment = None if winner is None else winner.shape.deployment
-    deployments = [result.shape.deployment for result in shortlist]
-    choices = [] if own_deployment is None else list(_choices(search, deployments, own_deployment.model.name))
+    own = None if winner is None else winner.shape.deployment
     changes = _changes(search.promise, search.workload.num_requests)
     stricter = [change for change in changes if loosest((change.promise, search.promise)) == search.promise]
     looser = [change for change in changes if change not in stricter]
-    goes_on = search.workload.span_s > 0
     expected = () if search.expected_load is None else (search.expected_load,)
-    loads = sorted({*LOAD_FACTORS, *expected}) if goes_on else []
-    if winner is None:  # what is stricter is broken, too
+    loads = sorted({*LOAD_FACTORS, *expected}) if search.workload.span_s > 0 else []
+    if own is None:  # what is stricter is broken, too
         stricter, loads = [], [load for load in loads if load < 1.0]
     num_questions = 1 + bool(looser) + len(loads)
-
-    def both(promise: Promise) -> tuple[Question, Question]:
-        """The question with a promise, to all shapes and to the winner's kind."""
-        asked = replace(search, promise=promise)
-        return Question(search=asked), Question(search=asked, permits=lambda d: family_of(d) == kind)
-
-    def points(changed: Sequence[Change], fleets: Sequence[Replanned | None]) -> None:
-        for change, best, stay in zip(changed, fleets[::2], fleets[1::2], strict=True):
-            curves.setdefault(change.name, []).append(VariationPoint(value=change.value, best=best, stay=stay))
-
-    kind = None if own_deployment is None else family_of(own_deployment)
+    asking = Asking(
+        search=search,
+        members=[(result.shape, result.load) for result in shortlist],
+        kind=None if own is None else family_of(own),
+        first=first,
+        pool=pool,
+        tell=lambda num_asked: tell("what if", num_asked, num_questions),
+    )
+    # what breaks the plan's promise breaks stricter ones, and a promise without a deadline at higher loads, too
+    known = {result.shape.index: result.fewest for result in shortlist}
+    choices = [] if own is None else list(_choices(search, [r.shape.deployment for r in shortlist], own.model.name))
+    as_asked = Change(name="load", value=1.0, promise=search.promise)
+    promised = asking.both([as_asked, *stricter])
+    fleets = asking.fleets([*promised, *(question for *_, question in choices)], 1.0, known)
     curves: dict[str, list[VariationPoint]] = {}
-    own = Change(name="load", value=1.0, promise=search.promise)
-    promised = [question for change in (own, *stricter) for question in both(change.promise)]
-    fleets = ask([*promised, *(question for *_, question in choices)], 1.0, known)
-    points([own, *stricter], fleets[: len(promised)])
     if looser:
-        points(looser, ask([question for change in looser for question in both(change.promise)], 1.0, {}))
-    at_lower: dict[int, int] = {}
-    for factor in loads:
-        carried = at_lower if factor < 1.0 else known
-        # a deadline is not harder to keep at a higher load: what comes sooner may end sooner
-        found = ask(both(search.promise), factor, carried if search.promise.deadline_s is None else {})
-        points([replace(own, value=factor)], found)
-    over_load = curves.pop("load")  # the last to be shown
-    if goes_on:
-        curves["load"] = over_load
+        _add(curves, looser, asking.fleets(asking.both(looser), 1.0, {}))
+    _add(curves, stricter, fleets[2 : len(promised)])
+    if search.workload.span_s > 0:
+        _add(curves, [as_asked], fleets[:2])
+        _add_loads(curves, asking, as_asked, loads, known)
     return WhatIf(
-        num_shapes=len(members),
-        num_simulated_requests=num_requests,
+        num_shapes=len(shortlist),
+        num_simulated_requests=asking.num_requests,
         alternatives=tuple(
             Alternative(restriction=restriction, value=value, num_fit=num_fit, best=fleet)
             for (restriction, value, num_fit, _), fleet in zip(choices, fleets[len(promised) :], strict=True)
         ),
         variations=tuple(
-            Variation(variable=name, points=tuple(sorted(points, key=lambda point: point.value)))
-            for name, points in curves.items()
+            Variation(variable=name, points=tuple(sorted(curves[name], key=lambda point: point.value)))
+            for name in dict.fromkeys(change.name for change in (*changes, as_asked))
+            if name in curves
         ),
         largest_batch=None if winner is None else largest_batch(search, winner),
-        hosted=() if own_deployment is None else _hosted(search, own_deployment.model.name),
+        hosted=() if own is None else _hosted(search, own.model.name),
         expected_load=search.expected_load,
     )
+
+
+def _add(
+    curves: dict[str, list[VariationPoint]], changes: Sequence[Change], fleets: Sequence[Replanned | None]
+) -> None:
+    """Put answers to the questions of ``both`` into their curves."""
+    for change, best, stay in zip(changes, fleets[::2], fleets[1::2], strict=True):
+        curves.setdefault(change.name, []).append(VariationPoint(value=change.value, best=best, stay=stay))
+
+
+def _add_loads(
+    curves: dict[str, list[VariationPoint]],
+    asking: Asking,
+    as_asked: Change,
+    loads: Sequence[float],
+    known: dict[int, int],
+) -> None:
+    """Plan for other loads, ascending: what a load breaks, a higher one breaks, too."""
+    at_lower: dict[int, int] = {}
+    for load in loads:
+        carried = at_lower if load < 1.0 else known
+        # a deadline is not harder to keep at a higher load: what comes sooner may end sooner
+        fewest = carried if as_asked.promise.deadline_s is None else {}
+        _add(curves, [replace(as_asked, value=load)], asking.fleets(asking.both([as_asked]), load, fewest))
 
 
 def _shortlist(results: Sequence[Result]) -> list[Result]:
