@@ -72,7 +72,7 @@ def test_servers_without_accelerators_are_counted_apart(tmp_path: Path) -> None:
         ("Qwen3 235B A22B", "Qwen/Qwen3-235B-A22B"),
         ("qwen3moe 30B.A3B Q8_0", "Qwen/Qwen3-30B-A3B"),
         ("gpt-oss 120B MXFP4 MoE", "openai/gpt-oss-120b"),
-        ("Deepseek R1 0528", "deepseek-ai/DeepSeek-V3"),
+        ("Deepseek R1 0528", "deepseek-ai/DeepSeek-R1"),
         ("GPT-J 6B", "EleutherAI/gpt-j-6b"),
     ],
 )

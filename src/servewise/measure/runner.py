@@ -134,14 +134,16 @@ def run_load(
             loop = LoadLoop(endpoint, load, prompts, api_key=api_key, report=report, stop=asked)
             loop.open()
             ended = loop.run()
+        # pressed when everything had been answered already, it still stops what was to come after this run
+        interrupted = ended.interrupted or was_pressed()
     log, details, chunks = ended.record.tables(ended.start_ns, streamed=endpoint.stream)
-    trust = judge(ended.client, load, log, details, chunks, streamed=endpoint.stream, interrupted=ended.interrupted)
+    trust = judge(ended.client, load, log, details, chunks, streamed=endpoint.stream, interrupted=interrupted)
     return Run(
         log=log,
         details=details,
         chunks=chunks,
         trust=trust,
-        interrupted=ended.interrupted,
+        interrupted=interrupted,
         start_ns=ended.start_ns,
     )
 
