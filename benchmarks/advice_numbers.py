@@ -115,6 +115,7 @@ def _plain(key: str) -> str:
     """A field's name, the same for a candidate's and a fleet's that was planned again."""
     names = {
         "best.": "",
+        "stay.": "",
         "cost.": "",
         "summary.percentiles.ttft.p99.value": "ttft_p99_s",
         "summary.percentiles.tpot.p99.value": "tpot_p99_s",
